@@ -102,13 +102,11 @@ class LoseTest(parameterized.TestCase):
 class UnevenTest(parameterized.TestCase):
   """Three stages on nodes 0, 1 and 2, and two on 3 and 4, of five layers."""
 
-  def setUp(self):
-    super().setUp()
-    pipelines = [
-        pipelines_lib.Pipeline(partition_lib.Partition(bounds), failover.Roles.initial(nodes))
-        for bounds, nodes in (((0, 1, 3, 5), (0, 1, 2)), ((0, 3, 5), (3, 4)))
-    ]
-    self.layout = layout_lib.Layout(tuple(pipelines), ((0,), (1,)), (0, 1, 2, 3, 5))
+  pipelines = tuple(
+      pipelines_lib.Pipeline(partition_lib.Partition(bounds), failover.Roles.initial(nodes))
+      for bounds, nodes in (((0, 1, 3, 5), (0, 1, 2)), ((0, 3, 5), (3, 4)))
+  )
+  layout = layout_lib.Layout(pipelines, ((0,), (1,)), (0, 1, 2, 3, 5))
 
   def test_who_has_which_segment(self):
     first, second = self.layout.roles

@@ -86,9 +86,8 @@ class MakespanTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, message):
       batch_split.split_evenly(3, num_pipelines)
 
-  @parameterized.named_parameters(("divides", 6, 3, (2, 2, 2)), ("rest_first", 7, 3, (3, 2, 2)))
-  def test_evenly(self, total, num_pipelines, counts):
-    self.assertEqual(batch_split.split_evenly(total, num_pipelines), counts)
+  def test_evenly(self):
+    self.assertEqual(batch_split.split_evenly(7, 3), (3, 2, 2))
 
   def test_asks_for_few_times(self):
     asked = set()
@@ -140,13 +139,6 @@ class PredictorTest(parameterized.TestCase):
     self.assertEqual(got.norm_ms, 0.125 * 11 + 0.25 - 0.25)
 
 
-def _all_covers(num_nodes, sizes, min_pipelines):
-  for n in range(min_pipelines, num_nodes // sizes[0] + 1):
-    for chosen in itertools.combinations_with_replacement(sizes, n):
-      if sum(chosen) == num_nodes:
-        yield chosen
-
-
 def _make_shapes(profile, predictor, *, num_failures, degrades=False, **options):
   templates = shapes_lib.make_templates(profile.layers, num_failures=num_failures, **options)
   return shapes_lib.Templates(
@@ -179,9 +171,13 @@ class CoverTest(parameterized.TestCase):
     shapes = _make_shapes(profile, predictor, num_failures=failures, min_nodes=least, max_nodes=5)
     num_nodes = (failures + 1) * least + more
     best = {}
-    for sizes in _all_covers(num_nodes, range(least, 6), failures + 1):
-      if len(sizes) > 7:
-        continue
+    covers = (
+        sizes
+        for n in range(failures + 1, min(7, num_nodes // least) + 1)
+        for sizes in itertools.combinations_with_replacement(range(least, 6), n)
+        if sum(sizes) == num_nodes
+    )
+    for sizes in covers:
       partitions = [shapes.depths[n - least] for n in sizes]
       best[sizes] = min(
           predictor.step_time(partitions, counts).total_ms for counts in _splits(7, len(sizes))

@@ -6,7 +6,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import decide as recovery, layout as layout_lib
 from bamboo_jax.schedule import failover
-from tests import layouts
+from tests import layouts, tables
 
 _NUM_STAGES = 4
 _PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
@@ -175,9 +175,27 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(decision.layout.pipelines, ())
 
 
-def _die(noticed):
-  """Node 2 dies while others are about to leave."""
-  return {"lost": "2", "noticed": noticed}
+# Case, system, pipelines, spares, nodes lost in a step before, and events; then the rung, and the
+# owners of the first pipeline. Of three pipelines one is slow: two fast ones are not worth it.
+# Four that are slow are: 4 / 1.5 is less than 3. A loss among the events is in a step.
+_EVENTS = """
+slow                       bamboo   3  -   2  -                    repair       0113
+all_slow                   bamboo   4  -   2  -                    reconfigure  0134
+another                    bamboo   1  -   -  joined=abcd          reconfigure  0123
+not_enough_for_one         bamboo   1  -   -  joined=abc           none         0123
+spare                      bamboo   2  8   -  noticed=2            repair       0183
+shadow_takes_over          bamboo   2  -   -  noticed=2            shadow       0113
+others_take_over           cluster  2  -   -  noticed=12           reroute      0023
+owners_take_over           recycle  2  -   -  noticed=2            reroute      0123
+no_shadow                  oobleck  2  -   -  noticed=2            reconfigure  0134
+no_copy                    bamboo   2  -   -  noticed=1256         reconfigure  0347
+restart                    varuna   2  -   -  noticed=2            checkpoint   0134
+too_few                    varuna   2  -   -  noticed=01234        none         0123
+dead                       oobleck  1  89  -  lost=2 noticed=28    checkpoint   0139
+dead_too_few               oobleck  1  -   -  lost=2 noticed=2     wait         -
+dead_too_few_but_for_them  oobleck  1  8   -  lost=2 noticed=8     checkpoint   0138
+dead_all_leave             oobleck  1  8   -  lost=2 noticed=0138  checkpoint   0138
+"""
 
 
 class BoundaryTest(parameterized.TestCase):
@@ -192,35 +210,16 @@ class BoundaryTest(parameterized.TestCase):
     self.assertEqual(decision.layout.spares, ())
     self.assertLen(decision.layout.pipelines[0].roles.shadows, 4)
 
-  @parameterized.named_parameters(
-      # System, pipelines, spares, lost in a step before, and events; then the rung, and the
-      # owners of the first pipeline. Of three pipelines one is slow: two fast ones are not
-      # worth it. Four that are slow are: 4 / 1.5 is less than 3.
-      ("slow", "bamboo", 3, "", "2", {}, "repair", "0113"),
-      ("all_slow", "bamboo", 4, "", "2", {}, "reconfigure", "0134"),
-      ("another", "bamboo", 1, "", "", {"joined": range(10, 14)}, "reconfigure", "0123"),
-      ("not_enough_for_one", "bamboo", 1, "", "", {"joined": range(10, 13)}, "none", "0123"),
-      ("spare", "bamboo", 2, "8", "", {"noticed": "2"}, "repair", "0183"),
-      ("shadow_takes_over", "bamboo", 2, "", "", {"noticed": "2"}, "shadow", "0113"),
-      ("others_take_over", "cluster", 2, "", "", {"noticed": "12"}, "reroute", "0023"),
-      ("owners_take_over", "recycle", 2, "", "", {"noticed": "2"}, "reroute", "0123"),
-      ("no_shadow", "oobleck", 2, "", "", {"noticed": "2"}, "reconfigure", "0134"),
-      ("no_copy", "bamboo", 2, "", "", {"noticed": "1256"}, "reconfigure", "0347"),
-      ("restart", "varuna", 2, "", "", {"noticed": "2"}, "checkpoint", "0134"),
-      ("too_few", "varuna", 2, "", "", {"noticed": "01234"}, "none", "0123"),
-      # In a step.
-      ("dead", "oobleck", 1, "89", "", _die("28"), "checkpoint", "0139"),
-      ("dead_too_few", "oobleck", 1, "", "", _die("2"), "wait", None),
-      ("dead_too_few_but_for_them", "oobleck", 1, "8", "", _die("8"), "checkpoint", "0138"),
-      ("dead_all_leave", "oobleck", 1, "8", "", _die("0138"), "checkpoint", "0138"),
-  )
+  @parameterized.named_parameters(*tables.read_rows(_EVENTS))
   def test_events(self, name, num_pipelines, spares, before, events, rung, first):
-    layout = decide(name, make_layout(name, num_pipelines, spares), lost=before).layout
+    layout = decide(name, make_layout(name, int(num_pipelines), spares), lost=before).layout
+    events = dict(event.split("=") for event in events.split())
+    joined = [int(node, 16) for node in events.pop("joined", "")]
     when = "step" if "lost" in events else "boundary"
-    decision = decide(name, layout, when=when, **events)
+    decision = decide(name, layout, when=when, joined=joined, **events)
     self.assertEqual(decision.rung, rung)
     self.assertEqual(decision.rolls_back, when == "step")
-    self.assertEqual([*owners_of(decision.layout), None][0], first)
+    self.assertEqual([*owners_of(decision.layout), ""][0], first)
 
   def test_a_pause_must_pay_within_the_horizon(self):
     for secs, rung in ((299.0, "reconfigure"), (301.0, "none")):

@@ -114,37 +114,29 @@ class ReportTest(parameterized.TestCase):
     (got,) = durations.report([RECOVERY | changes], {})
     self.assertEqual(got[name], secs)
 
-
-class SentenceTest(parameterized.TestCase):
-
   @parameterized.parameters(
       (
           {"died_at_secs": 10.25},
-          "; its shadow n2 took over (noticed after 0.25 s, agreed in 0.25 s, redone in 1.00 s, "
-          "pause 2.75 s)",
+          "n1 (stage 0/1) died; its shadow n2 took over (noticed after 0.25 s, agreed in 0.25 s, "
+          "redone in 1.00 s, pause 2.75 s)",
       ),
       (
           _NOTHING_OWED,
-          "; its shadow n2 took over (noticed after: unknown, not heard for 0.40 s, agreed in "
-          "0.25 s, nothing redone, pause 2.50 s)",
+          "n1 (stage 0/1) died; its shadow n2 took over (noticed after: unknown, not heard for "
+          "0.40 s, agreed in 0.25 s, nothing redone, pause 2.50 s)",
       ),
       (
           {"rung": "checkpoint", "reason": "0/1 have no copy", "heirs": []},
-          "; checkpoint: 0/1 have no copy (noticed after: unknown, not heard for 0.40 s, agreed "
-          "in 0.25 s, redone in 1.00 s, pause 2.50 s)",
+          "n1 (stage 0/1) died; checkpoint: 0/1 have no copy (noticed after: unknown, not heard "
+          "for 0.40 s, agreed in 0.25 s, redone in 1.00 s, pause 2.50 s)",
+      ),
+      (
+          {**_TWO, **_NOTHING_OWED, "heirs": ["n2", "n5"]}
+          | {"silence_to_view_secs": None, "are_owed_measured": False},
+          "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over (noticed after: "
+          "unknown, not heard for: unknown, agreed in 0.25 s, redone in: unknown, pause 2.50 s)",
       ),
   )
-  def test_of_one(self, changes, text):
-    self._check(changes, f"n1 (stage 0/1) died{text}")
-
-  def test_of_two(self):
-    changes = {"heirs": ["n2", "n5"], "silence_to_view_secs": None, "are_owed_measured": False}
-    self._check(
-        _TWO | changes | _NOTHING_OWED,
-        "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over (noticed after: "
-        "unknown, not heard for: unknown, agreed in 0.25 s, redone in: unknown, pause 2.50 s)",
-    )
-
-  def _check(self, changes, text):
+  def test_sentence(self, changes, text):
     (got,) = durations.report([RECOVERY | changes], {})
     self.assertEqual(durations.describe(got), text)

@@ -9,21 +9,22 @@ from hypothesis import strategies
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib, survival
 from bamboo_jax.schedule import failover
+from tests import tables
 
 # Name, zone of each node, stages of each pipeline.
-SMALL = (
-    ("two_zones", "aabb", [2, 2]),
-    ("one_zone", "aaaa", [2, 2]),
-    ("uneven", "aaaab", [4]),
-    ("uneven_two_pipelines", "aaaabb", [3, 3]),
-    ("three_zones", "aabbcc", [3, 3]),
-    ("each_its_own", "abcdef", [2, 4]),
-    ("different_depths", "aaabbc", [4, 2]),
-    ("single_nodes", "aabb", [1, 1, 1]),
-    ("spares", "aaabbcc", [2, 2]),
-    ("odd_circle", "aabbb", [5]),
-    ("three_pipelines", "aaabbc", [2, 2, 2]),
-)
+_SMALL = """
+two_zones             aabb     2 2
+one_zone              aaaa     2 2
+uneven                aaaab    4
+uneven_two_pipelines  aaaabb   3 3
+three_zones           aabbcc   3 3
+each_its_own          abcdef   2 4
+different_depths      aaabbc   4 2
+single_nodes          aabb     1 1 1
+spares                aaabbcc  2 2
+odd_circle            aabbb    5
+three_pipelines       aaabbc   2 2 2
+"""
 
 
 def _even(num_stages):
@@ -152,10 +153,10 @@ def _survives_of(pipelines, zones):
 
 class PlacementTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(*SMALL)
+  @parameterized.named_parameters(*tables.read_rows(_SMALL))
   def test_no_other_survives_more_zones_and_nodes(self, text, depths):
     for has_replicas in (True, False):
-      partitions = [partition_lib.Partition((*range(depth), 5)) for depth in depths]
+      partitions = [partition_lib.Partition((*range(int(depth)), 5)) for depth in depths.split()]
       zones = _zones(text)
       nodes = placement_lib.arrange(partitions, range(len(text)), zones, has_replicas=has_replicas)
       self.assertCountEqual(nodes, zones)

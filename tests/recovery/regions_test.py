@@ -10,22 +10,22 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import costs as costs_lib, dealing, failover, lines as lines_lib
-from tests import profiles
+from tests import profiles, tables
 
 _LAYERS = 6
 # Name, zones of the nodes by a letter, stages of each pipeline.
-_SMALL = (
-    ("two", "ae", [2]),
-    ("four", "abef", [2, 2]),
-    ("mixed", "aebf", [2, 2]),
-    ("uneven", "abef", [4]),
-    ("most_in_one", "abcde", [2, 3]),
-    ("six", "aabeef", [3, 3]),
-    ("three_pipelines", "aabbef", [2, 2, 2]),
-    ("single_nodes", "aeae", [1, 1, 1, 1]),
-    ("a_spare", "aaeee", [2, 2]),
-    ("only_swaps_find_it", "aaee", [1, 2, 1]),
-)
+_SMALL = """
+two                 ae      2
+four                abef    2 2
+mixed               aebf    2 2
+uneven              abef    4
+most_in_one         abcde   2 3
+six                 aabeef  3 3
+three_pipelines     aabbef  2 2 2
+single_nodes        aeae    1 1 1 1
+a_spare             aaeee   2 2
+only_swaps_find_it  aaee    1 2 1
+"""
 _ZONES = dict(a="us/a", b="us/b", c="us/c", d="us/d", e="eu/a", f="eu/b")
 
 
@@ -79,9 +79,9 @@ class PlacementTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"region/zone such as us/a, got '{zone}'"):
       placement_lib.check_zone(zone)
 
-  @parameterized.named_parameters(*_SMALL)
+  @parameterized.named_parameters(*tables.read_rows(_SMALL))
   def test_no_placement_crosses_less_and_no_step_is_shorter(self, text, depths):
-    zones, draw = make_zones(text), random.Random(text)
+    zones, draw, depths = make_zones(text), random.Random(text), [*map(int, depths.split())]
     for mode, latency_ms in itertools.product(("none", "lazy"), (0.0, 50.0)):
       params, outputs = draw.choice(((10, 9000), (9000, 10), (2000, 3000)))
       shapes, partitions = make_shapes(
@@ -110,21 +110,6 @@ class PlacementTest(parameterized.TestCase):
       chosen = shapes.arrange(partitions, nodes, zones)
       self.assertCountEqual(chosen, nodes)
       self.assertAlmostEqual(step_ms(chosen), min(map(step_ms, orders)), places=3)
-
-  @parameterized.named_parameters(
-      # Large layers: whole pipelines in a region, and in it neighbours in different zones.
-      ("sums_cross_less", 10, 9000, [0, 1, 2, 3]),
-      # Large outputs of stages would cross; here the sums do not.
-      ("outputs_cross_less", 9000, 10, [0, 2, 1, 3]),
-  )
-  def test_whole_or_cut(self, params, outputs, want):
-    zones = make_zones("abef")
-    shapes, partitions = make_shapes([2, 2], zones, params=params, outputs=outputs, latency_ms=0.0)
-    regions = [zones[n].partition("/")[0] for n in shapes.arrange(partitions, [*zones], zones)]
-    self.assertEqual(
-        [regions[0] == regions[1], regions[0] == regions[2]],
-        [want == [0, 1, 2, 3], want == [0, 2, 1, 3]],
-    )
 
   def test_zones_of_a_region_are_spread_as_before(self):
     zones = make_zones("aabbeeff")
@@ -167,15 +152,14 @@ class PlacementTest(parameterized.TestCase):
       self.assertIn({*pipeline.nodes}, ({0, 3}, {1, 2}))
 
 
+_FOUR = make_zones("abef")
+_REGIONS = make_regions(_FOUR)
+
+
 class CostsTest(parameterized.TestCase):
 
-  def setUp(self):
-    super().setUp()
-    self.zones = make_zones("abef")
-    self.regions = make_regions(self.zones)
-
   def predict(self, *rows, mode="none", **options):
-    shapes, partitions = make_shapes([len(row) for row in rows], self.zones, mode=mode, **options)
+    shapes, partitions = make_shapes([len(row) for row in rows], _FOUR, mode=mode, **options)
     order = [n for row in rows for n in row]
     made = placement_lib.make_pipelines(partitions, order, mode != "none")
     return shapes.predictor.predict(made)
@@ -209,17 +193,17 @@ class CostsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_owed_work_moves_within_a_region(self, is_slow):
     costs = costs_lib.StageCosts((5.0, 5.0), (10.0, 10.0), (0.1,), (1000, 1000))
-    costs = dataclasses.replace(costs, regions=self.regions if is_slow else costs_lib.ALIKE)
+    costs = dataclasses.replace(costs, regions=_REGIONS if is_slow else costs_lib.ALIKE)
     line = lines_lib.Line((0, 0), range(8), (2, 1))  # Both stages are on one node.
     copies = {0: {0, 1}, 1: {1}, 2: {0}, 3: {1}}
     dealt = dealing.deal([line], costs=costs, copies=copies, share_size=1)
     self.assertGreater(len(dealt), 1)
-    crosses = any(self.regions.are_several(line.owners) for line in dealt)
+    crosses = any(_REGIONS.are_several(line.owners) for line in dealt)
     self.assertEqual(crosses, not is_slow)
 
   def test_copies_come_from_the_same_region_or_take_longer(self):
     near = profiles.make_profile([profiles.make_layer("one", parameter_bytes=5000)])
-    far = dataclasses.replace(near, regions=self.regions)
+    far = dataclasses.replace(near, regions=_REGIONS)
     partition = partition_lib.Partition((0, 1))
     one, two, three = (
         placement_lib.make_pipelines([partition] * n, (0, 2, 3)[:n], False) for n in (1, 2, 3)

@@ -1,9 +1,11 @@
 """Pipelines of a number of nodes, and those that follow others."""
 
+import ast
 import dataclasses
 import itertools
 
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
@@ -14,7 +16,7 @@ from bamboo_jax.plan import (
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
-from tests import layouts, profiles
+from tests import layouts, profiles, tables
 
 _TWO = partition_lib.Partition((0, 2, 4))
 _THREE = partition_lib.Partition((0, 1, 2, 4))
@@ -165,16 +167,11 @@ class DepthTest(parameterized.TestCase):
 
   def test_refuses_layers_without_a_copy(self):
     before = make_pipelines([_TWO, _TWO], range(4))
-    for shape, nodes in (
-        (make_depth(_TWO), [0, 2]),
-        (make_templates(), [0, 2, 8, 9]),
-        (make_templates("rules"), [0, 2, 8, 9]),
-    ):
-      with self.assertRaisesRegex(base.InfeasibleError, "layer layer_2"):
-        shape.adapt(before, nodes)
+    with self.assertRaisesRegex(base.InfeasibleError, "layer layer_2"):
+      make_depth(_TWO).adapt(before, [0, 2])
 
 
-class TemplatesTest(parameterized.TestCase):
+class ReplanningTest(parameterized.TestCase):
 
   @parameterized.parameters(((4, 4),), ((3, 5),))
   def test_replanning_moves_least_of_equally_fast(self, sizes):
@@ -192,36 +189,40 @@ class TemplatesTest(parameterized.TestCase):
     self.assertEqual(shape.adapt(before, list(range(8))), before)
 
 
+# Nodes that are left of each pipeline of 2 to 3, "." if none is, and those that join; then the
+# pipelines by the rules, and the spares. f is 1.
+_REGROUPED = """
+keep_all                    abc de     -   abc de    -
+keep_smaller                ac de      -   ac de     -
+borrow                      a def      -   af de     -
+borrow_from_largest         a de fgh   -   ah de fg  -
+merge                       a de fg    -   dea fg    -
+merge_two                   a b cd ef  -   ba cd ef  -
+merge_two_needed            a b cd     -   ba cd     -
+all_gone                    . cd ef    -   cd ef     -
+all_gone_but_needed         . cde f    -   fe cd     -
+joins_instead_of_borrowing  a def      x   ax def    -
+joins_make_a_pipeline       ab de      xy  ab de xy  -
+joins_the_smallest          abc de     x   abc dex   -
+finds_no_place              abc def    x   abc def   x
+no_more_pipelines           ab cd ef   xy  abx cdy ef  -
+"""
+
+
 class RegroupTest(parameterized.TestCase):
   """Oobleck's rules, against the paper and for all losses."""
 
-  @parameterized.named_parameters(
-      # Groups of 2 to 3 and who joins, then groups and spares, with f = 1.
-      ("keep_all", ["abc", "de"], "", ["abc", "de"], ""),
-      ("keep_smaller", ["ac", "de"], "", ["ac", "de"], ""),
-      ("borrow", ["a", "def"], "", ["af", "de"], ""),
-      ("borrow_from_largest", ["a", "de", "fgh"], "", ["ah", "de", "fg"], ""),
-      ("merge", ["a", "de", "fg"], "", ["dea", "fg"], ""),
-      ("merge_two", ["a", "b", "cd", "ef"], "", ["ba", "cd", "ef"], ""),
-      ("merge_two_needed", ["a", "b", "cd"], "", ["ba", "cd"], ""),
-      ("all_gone", ["", "cd", "ef"], "", ["cd", "ef"], ""),
-      ("all_gone_but_needed", ["", "cde", "f"], "", ["fe", "cd"], ""),
-      ("joins_instead_of_borrowing", ["a", "def"], "x", ["ax", "def"], ""),
-      ("joins_make_a_pipeline", ["ab", "de"], "xy", ["ab", "de", "xy"], ""),
-      ("joins_the_smallest", ["abc", "de"], "x", ["abc", "dex"], ""),
-      ("finds_no_place", ["abc", "def"], "x", ["abc", "def"], "x"),
-      ("no_more_pipelines", ["ab", "cd", "ef"], "xy", ["abx", "cdy", "ef"], ""),
-  )
+  @parameterized.named_parameters(*tables.read_rows(_REGROUPED))
   def test_rules(self, groups, joined, want, spares):
     got = shapes_lib.regroup(
-        [tuple(g) for g in groups],
+        [tuple(group.strip(".")) for group in groups.split()],
         joined=joined,
         min_nodes=2,
         max_nodes=3,
         min_pipelines=2,
         max_pipelines=3,
     )
-    self.assertCountEqual(["".join(g) for g in got], want)
+    self.assertCountEqual(["".join(group) for group in got], want.split())
     placed = sum(got, ())
     self.assertEqual("".join(n for n in joined if n not in placed), spares)
 
@@ -250,3 +251,82 @@ class RegroupTest(parameterized.TestCase):
         if min(sizes) >= min_nodes:
           self.assertEqual(got, tuple(groups))
     self.assertGreater(num_tried, 2)
+
+
+_MIB = 2**20
+# Layers, f, and the memory in layers of 4 MiB; then the numbers of nodes.
+_NEEDED = """
+no_limit               4  1  None  1
+all_in_one             4  1  4     1
+two_needed             4  1  2     2, 3
+two_needed_at_odds     5  1  3     2, 3
+three_needed           6  0  2     3, 4, 5
+three_needed_one_lost  6  1  2     3, 4
+three_needed_two_lost  6  2  2     3, 4
+one_each               1  5  1     1
+"""
+
+
+def make_layers(num_layers, *, residual_mib=0):
+  sizes = dict(parameter_bytes=_MIB, slot_bytes=_MIB, residual_bytes=residual_mib * _MIB)
+  return [profiles.make_layer(f"layer_{i}", **sizes) for i in range(num_layers)]
+
+
+class TemplatesTest(parameterized.TestCase):
+
+  # That it suffices is seen where pipelines are regrouped after all losses.
+  @parameterized.parameters(
+      (1, 0, 1), (2, 0, 3), (2, 1, 3), (3, 1, 4), (5, 0, 9), (5, 1, 7), (5, 3, 6)
+  )
+  def test_needed_max_nodes(self, min_nodes, num_failures, want):
+    got = shapes_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
+    self.assertEqual(got, want)
+
+  @parameterized.named_parameters(
+      (name, *map(ast.literal_eval, cells)) for name, *cells in tables.read_rows(_NEEDED)
+  )
+  def test_sizes(self, num_layers, num_failures, fitting, sizes):
+    got = shapes_lib.make_templates(
+        make_layers(num_layers),
+        num_failures=num_failures,
+        memory_limit_bytes=fitting and fitting * 4 * _MIB,
+        max_nodes=0,
+    )
+    self.assertEqual([t.partition.num_stages for t in got], [*np.atleast_1d(sizes)])
+
+  def test_partitions_and_memory(self):
+    """The last stage keeps one of two microbatches, so it may have more layers."""
+    found = shapes_lib.make_templates(
+        make_layers(9, residual_mib=1),
+        num_failures=0,
+        memory_limit_bytes=30 * _MIB,
+        **dict(num_microbatches=2, max_nodes=6),
+    )
+    mib = {t.partition.bounds: [num / _MIB for num in t.memory_bytes] for t in found}
+    want = {
+        (0, 4, 9): [24, 25],
+        (0, 3, 6, 9): [18, 18, 15],
+        (0, 2, 4, 6, 9): [12, 12, 12, 15],
+        (0, 1, 3, 5, 7, 9): [6, 12, 12, 12, 10],
+        (0, 1, 2, 3, 5, 7, 9): [6, 6, 6, 12, 12, 10],
+    }
+    self.assertEqual(mib, want)
+
+  @parameterized.named_parameters(
+      ("more_nodes_than_layers", dict(min_nodes=4), "min_nodes must be from 1 to 3 .* got 4"),
+      (
+          "a_layer_is_too_large",
+          dict(memory_limit_bytes=_MIB),
+          "No pipeline of 1 to 3 nodes fits. The one of 3 nodes misses by the "
+          "least: .* needs 4.0 MiB in phase .*, which is 3.0 MiB too much",
+      ),
+      (
+          "too_few_layers",
+          dict(memory_limit_bytes=4 * _MIB, num_failures=0),
+          "Pipelines of 5 nodes are needed .the smallest has 3, num_failures=0" ".*only 3 layers",
+      ),
+  )
+  def test_refuses(self, options, message):
+    error = ValueError if "min_nodes" in options else base.InfeasibleError
+    with self.assertRaisesRegex(error, message):
+      shapes_lib.make_templates(make_layers(3), **({"num_failures": 1} | options))

@@ -9,6 +9,7 @@ import random
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
+from tests import tables
 
 NodeStep = slowness.NodeStep
 
@@ -31,7 +32,7 @@ _NUM_USUAL = slowness.NUM_KEPT - slowness.NUM_CONFIRMED
 class FindSlowTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      # A step that follows three times on the usual ones, and the nodes that are slow.
+      # Steps, and the nodes that are slow. A single step follows three times on the usual ones.
       ("five_times", _SLOW_1, {1: 5.0}),
       ("by_more_than_half", _step([20, 48, 20, 30]), {1: 1.6}),
       ("not_by_less", _step([20, 42, 20, 30]), {}),
@@ -41,11 +42,6 @@ class FindSlowTest(parameterized.TestCase):
       ("not_other_work", _step([20, 90, 20, 30], works="0201"), {}),
       ("it_waits_more", _step([20, 150, 20, 30], waited={1: 190}), {}),
       ("it_starves", _SLOW_1 | {1: dataclasses.replace(_SLOW_1[1], starved_secs=0.115)}, {}),
-  )
-  def test_three_steps(self, step, want):
-    self._check([*_PAST, *[step] * 3], want)
-
-  @parameterized.named_parameters(
       ("not_after_two", [*_PAST, *[_SLOW_1] * 2], {}),
       ("not_if_one_was_usual", [*_PAST, _SLOW_1, _USUAL, _SLOW_1], {}),
       ("not_without_a_past", [*_PAST[1:], *_THREE], {}),
@@ -63,10 +59,7 @@ class FindSlowTest(parameterized.TestCase):
       ("old_steps_do_not_count", [_SLOW_1, *[_USUAL] * _NUM_USUAL, *_THREE], {1: 5.0}),
   )
   def test_history(self, history, want):
-    self._check(history, want)
-
-  def _check(self, history, want):
-    found = slowness.find_slow(history)
+    found = slowness.find_slow([*_PAST, *[history] * 3] if isinstance(history, dict) else history)
     self.assertEqual({node: round(factor, 6) for node, factor in found.items()}, want)
 
 
@@ -92,23 +85,23 @@ _NUM_HEALTHY = 11  # Steps before a node was suspended.
 _HEALTHY = ("overloaded", "nobody", "computing", "computing_beside_loops", "nobody_beside_loops")
 # Nodes that were suspended for a part of their time, and the number of steps after
 # which each is named; some are not 1.5 times as slow.
-_SUSPENDED = {
-    "half_3": (3, 3),
-    "half_3_beside_loops": (3, 3),
-    "half_2_beside_loops": (2, 3),
-    "half_5": (5, 5),
-    "half_4_beside_loops": (4, 4),
-    "half_0": (0, None),
-    "computing_half_3": (3, 3),
-    "part_80_7": (7, 3),
-    "part_65_2": (2, 3),
-    "part_35_1": (1, None),
-    "part_20_0": (0, None),
-    "part_20_6": (6, None),
-    "part_20_5": (5, None),
-    "part_20_0_beside_loops": (0, None),
-    "computing_part_20_6": (6, None),
-}
+_SUSPENDED = tables.read_rows("""
+half_3                  3  3
+half_3_beside_loops     3  3
+half_2_beside_loops     2  3
+half_5                  5  5
+half_4_beside_loops     4  4
+half_0                  0  -
+computing_half_3        3  3
+part_80_7               7  3
+part_65_2               2  3
+part_35_1               1  -
+part_20_0               0  -
+part_20_6               6  -
+part_20_5               5  -
+part_20_0_beside_loops  0  -
+computing_part_20_6     6  -
+""")
 
 
 def _replay(steps):
@@ -127,20 +120,20 @@ class RecordedTest(parameterized.TestCase):
 
   traces = _read_traces()
 
-  @parameterized.parameters(*((trace, *found) for trace, found in _SUSPENDED.items()))
+  @parameterized.parameters(*_SUSPENDED)
   def test_a_suspended_node_is_named(self, trace, node, num_steps):
     steps = self.traces[trace]
     past = steps[:_NUM_HEALTHY] * 2  # As long as a past must be.
     found = _replay(past + steps[_NUM_HEALTHY:])
-    self.assertEqual(set().union(*found), set() if num_steps is None else {node})
-    if num_steps is not None:
-      self.assertEqual([*map(bool, found)].index(True), len(past) + num_steps - 1)
+    self.assertEqual(set().union(*found), {int(node)} if num_steps else set())
+    if num_steps:
+      self.assertEqual([*map(bool, found)].index(True), len(past) + int(num_steps) - 1)
 
   # The claim is about 8,000 steps, in views of 400.
   def test_noise_names_nobody(self):
     rng = random.Random(0)
     healthy = [self.traces[name] for name in _HEALTHY]
-    healthy += [self.traces[name][:_NUM_HEALTHY] for name in _SUSPENDED]
+    healthy += [self.traces[name][:_NUM_HEALTHY] for name, *_ in _SUSPENDED]
     for steps in healthy:
       drawn = []
       while len(drawn) < 400:  # Five successive ones, since noise lasts.
