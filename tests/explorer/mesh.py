@@ -123,8 +123,7 @@ class Link:
   def answer(self, call: Callable[..., None], *args: Any) -> None:
     """Sends an answer of the other agent, or of its host."""
     if self._is_open:
-      process = self._dialer.process
-      self._carry(self.target, self.source, process, self._hear_answer, call, *args)
+      self._carry(self.target, self.source, self._dialer.process, call, *args)
 
   def close(self, reason: str) -> None:
     """Ends it, as the other end is gone."""
@@ -165,16 +164,13 @@ class Link:
 
   def _give_up(self, since_secs: float) -> None:
     if self._unheard_secs == since_secs:
-      self._dialer.process.tell(self._hear_answer, self._end, "no acknowledgement")
-
-  def _hear_answer(self, call: Callable[..., None], *args: Any) -> None:
-    if self._is_open:
-      call(*args)
+      self._dialer.process.tell(self._end, "no acknowledgement")
 
   def _end(self, reason: str) -> None:
-    self.drop()
-    loop_lib.settle(self.opened, None, ConnectionResetError(reason))
-    loop_lib.settle(self.closed, reason)
+    if self._is_open:
+      self.drop()
+      loop_lib.settle(self.opened, None, ConnectionResetError(reason))
+      loop_lib.settle(self.closed, reason)
 
 
 class Mesh:

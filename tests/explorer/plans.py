@@ -9,13 +9,13 @@ import dataclasses
 import itertools
 import math
 import random
+import re
 from typing import Any, NamedTuple
 
 _HUNG_SECS = 2.0  # A node that is away for longer may be removed.
 _FORGOTTEN_SECS = 25.0  # Workers wait 30 s for the judge, from an error before, and in a call.
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _JOIN_SECS = 3.0  # Until a joining node can tell which node is cut off.
-_TORN_SECS = 12.0  # Until a damaged view is repaired.
 _MEND_SECS = 1.5  # Until a link that is whole again is used.
 
 
@@ -61,32 +61,45 @@ class FaultKind(NamedTuple):
   excused_secs: float = 0.0
 
 
-_ALL = 1 << 10
-KINDS = {
-    kind: row
-    for kinds, row in {
-        "join all_workers apart torn": FaultKind(),
-        "kill vanish hang worker stop_worker notice": FaultKind(1, num_blamed=1),
-        "freeze freeze_agent freeze_make": FaultKind(1, (0.2, 6.0), 1, _HUNG_SECS),
-        "busy": FaultKind(1, (4.0, 8.0)),
-        "reset": FaultKind(2),
-        "cut cut_one_way": FaultKind(2, (0.2, 8.0), 2, _HUNG_SECS),
-        "cut_all refuse_all": FaultKind(0, (0.2, 20.0)),
-        "isolate": FaultKind(1, (0.2, 8.0), 1, _HUNG_SECS),
-        "refuse": FaultKind(2, (0.5, 4.0), 2, _HUNG_SECS),
-        "slow slow_judge": FaultKind(1, (1.0, 8.0)),
-        "no_files": FaultKind(1, (0.5, 8.0), 1, _HUNG_SECS),
-        "bad_route": FaultKind(1, num_blamed=1),
-        "cut_off": FaultKind(1, (0.5, 60.0), 1, _FORGOTTEN_SECS),
-        "full": FaultKind(0, (1.0, 5.0)),
-        "hang_judge": FaultKind(1, (0.5, 8.0), _ALL, _FORGOTTEN_SECS),
-        "stale": FaultKind(1, (0.5, 6.0)),
-        "late": FaultKind(1, (0.5, 25.0)),
-        "late_effect": FaultKind(1, (0.5, 60.0)),
-        "judge_errors": FaultKind(1, (0.5, 5.0)),
-    }.items()
-    for kind in kinds.split()
-}
+# As the fields of `FaultKind`, in which "hung" is `_HUNG_SECS`, and "forgotten" `_FORGOTTEN_SECS`.
+_KINDS = """
+join all_workers apart torn                 0  0       0    0
+kill vanish hang worker stop_worker notice  1  0       1    0
+freeze freeze_agent freeze_make             1  0.2 6   1    hung
+busy                                        1  4 8     0    0
+reset                                       2  0       0    0
+cut cut_one_way                             2  0.2 8   2    hung
+cut_all refuse_all                          0  0.2 20  0    0
+isolate                                     1  0.2 8   1    hung
+refuse                                      2  0.5 4   2    hung
+slow slow_judge                             1  1 8     0    0
+no_files                                    1  0.5 8   1    hung
+bad_route                                   1  0       1    0
+cut_off                                     1  0.5 60  1    forgotten
+full                                        0  1 5     0    0
+hang_judge                                  1  0.5 8   999  forgotten
+stale                                       1  0.5 6   0    0
+late                                        1  0.5 25  0    0
+late_effect                                 1  0.5 60  0    0
+judge_errors                                1  0.5 5   0    0
+"""
+_Range = tuple[float, float]
+
+
+def _read_kinds() -> Iterator[tuple[str, FaultKind]]:
+  named = {"hung": _HUNG_SECS, "forgotten": _FORGOTTEN_SECS}
+  for line in _KINDS.strip().splitlines():
+    kinds, num, secs, blamed, excused = re.split(" {2,}", line)
+    row = FaultKind(int(num), _read_range(secs), int(blamed), named.get(excused, 0.0))
+    yield from ((kind, row) for kind in kinds.split())
+
+
+def _read_range(text: str) -> _Range:
+  numbers = [float(number) for number in text.split()]
+  return numbers[0], numbers[-1]
+
+
+KINDS = dict(_read_kinds())
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _AWAY = ("cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn", "full")
 
@@ -196,92 +209,103 @@ def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:
 
 # Draws.
 
-_Range = tuple[float, float]
-
 
 class _Part(NamedTuple):
-  """A part of a word of a mode: one or several faults.
-
-  Attributes:
-    kinds: One of them is drawn.
-    hosts: Drawn once for a word: "a" and "b" are any two, "m" is one of the first four,
-      "+" one that joins, "new" all of these, "old" all others; with "each" in front a fault
-      for each.
-    at_secs: Range of its start, since the start of the word.
-    secs: Range of its duration; by default that of the kind.
-    times: Range of its repetitions.
-  """
+  """A part of a word of a mode: one or several faults, see `_WORDS`."""
 
   kinds: str
-  hosts: str = ""
-  at_secs: _Range = (0.0, 0.0)
-  secs: _Range | None = None
-  times: tuple[int, int] = (1, 1)
+  hosts: str
+  at_secs: _Range
+  secs: _Range | None
+  times: _Range
 
 
-def _at(secs: float) -> _Range:
-  return (secs, secs)
+# Each word of a mode is one or several parts. A part has kinds, of which one is drawn; the hosts;
+# the range of its start, since that of the word; that of its duration, by default that of the
+# kind; and that of its repetitions. Hosts are drawn once for a word: "a" and "b" are any two, "m"
+# is one of the first four, "+" one that joins, "new" all of these, "old" all others; with "each"
+# in front there is a fault for each.
+_WORDS = """
+join            join                         +
+slow_join       join                         +
+slow_join       slow                         new         0.01       3 5
+pair            kill                         a
+pair            kill                         b           0.001 0.1
+# And others join.
+wipe_out        kill vanish                  each old    0 0.2
+wipe_out        join                         +           0 6        -        1 4
+# And one of them falls silent.
+all_busy        busy                         each old    0          50 60
+all_busy        vanish hang                  a           1
+# The node that should write the next view cannot.
+handover        cut_off                      a           0          45 60
+handover        kill                         b           0.5
+# Two views within milliseconds,
+join_and_death  kill worker                  a
+join_and_death  join                         +           -1.3 -1
+# and a node that learns of both at once.
+late_news       freeze                       b           0          0.9 1.8
+late_news       kill worker                  a           0.1 0.5
+late_news       join                         +           -0.8 -0.4
+bad_route       join                         +
+bad_route       bad_route                    new m
+# For good.
+severed         cut cut_one_way              a b         0          0
+# Newcomers reach the records, and no other node.
+apart           join                         +           0          -        1 4
+apart           apart                        new         0          4 40
+# Long after others have continued.
+woken           freeze freeze_agent          a           0          9 12
+# One receives all votes, and no other receives its own.
+lost_vote       slow                         b           0          10
+lost_vote       cut_one_way                  a each old  1          8
+lost_vote       freeze freeze freeze_agent   a           1 1.3      7
+# It is lost with a connection, as a node joins.
+last_vote       slow                         a           0          6
+last_vote       join                         +
+last_vote       reset                        a b         1.5 4      -        12
+# For all.
+stall           hang_judge
+lose_answers    judge_errors
+# The place, not one way to it.
+all_hang        hang_judge                   old         0          0.5 20
+# The view of a death cannot be read until it is repaired, so that all wait for the next.
+torn_view       torn                         -           0          12
+torn_view       kill                         a           0.01
+# The node that begins a life is stopped in it.
+begin_late      freeze_make                  a           0          1 6
+begin_late      all_workers                  -           0.1
+two_lives       all_workers
+two_lives       all_workers                  -           6 9
+# A newcomer that hears no member asks, late. To hang for longer is too long, see `judge.ask`.
+ask_late        join                         +
+ask_late        apart                        new         0          40 70
+ask_late        late late_effect             new         0.2        0.5 25   0 1
+ask_late        hang_judge                   old         3          0.5 20
+# A newcomer sees no sign of life in the records.
+hung_and_join   hang_judge                   -           0          0.5 20
+hung_and_join   join                         +           0.3
+# A node joins at the end of it, or dies in it.
+lapse           hang_judge full              -           0          7
+lapse           join                         +           6.5 7.1
+away            hang_judge full              -           0          35 45
+away            kill                         a           1
+"""
 
 
-_WORDS = {
-    "join": [_Part("join", "+")],
-    "slow_join": [_Part("join", "+"), _Part("slow", "new", _at(0.01), (3.0, 5.0))],
-    "pair": [_Part("kill", "a"), _Part("kill", "b", (0.001, 0.1))],
-    "wipe_out": [  # And others join.
-        _Part("kill vanish", "each old", (0.0, 0.2)),
-        _Part("join", "+", (0.0, 6.0), times=(1, 4)),
-    ],
-    "all_busy": [  # And one of them falls silent.
-        _Part("busy", "each old", secs=(50.0, 60.0)),
-        _Part("vanish hang", "a", _at(1.0)),
-    ],
-    "handover": [  # The node that should write the next view cannot.
-        _Part("cut_off", "a", secs=(45.0, 60.0)),
-        _Part("kill", "b", _at(0.5)),
-    ],
-    # Two views within milliseconds,
-    "join_and_death": [_Part("kill worker", "a"), _Part("join", "+", (-1.3, -1.0))],
-    "late_news": [  # and a node that learns of both at once.
-        _Part("freeze", "b", secs=(0.9, 1.8)),
-        _Part("kill worker", "a", (0.1, 0.5)),
-        _Part("join", "+", (-0.8, -0.4)),
-    ],
-    "bad_route": [_Part("join", "+"), _Part("bad_route", "new m")],
-    "severed": [_Part("cut cut_one_way", "a b", secs=_at(0.0))],  # For good.
-    # Newcomers reach the records, and no other node.
-    "apart": [_Part("join", "+", times=(1, 4)), _Part("apart", "new", secs=(4.0, 40.0))],
-    # Long after others have continued.
-    "woken": [_Part("freeze freeze_agent", "a", secs=(9.0, 12.0))],
-    "lost_vote": [  # One receives all votes, and no other receives its own.
-        _Part("slow", "b", secs=_at(10.0)),
-        _Part("cut_one_way", "a each old", _at(1.0), _at(8.0)),
-        _Part("freeze freeze freeze_agent", "a", (1.0, 1.3), _at(7.0)),
-    ],
-    "last_vote": [  # It is lost with a connection, as a node joins.
-        _Part("slow", "a", secs=_at(6.0)),
-        _Part("join", "+"),
-        _Part("reset", "a b", (1.5, 4.0), times=(12, 12)),
-    ],
-    "stall": [_Part("hang_judge")],  # For all.
-    "lose_answers": [_Part("judge_errors")],
-    "all_hang": [_Part("hang_judge", "old", secs=(0.5, 20.0))],  # The place, not one way to it.
-    # That of a death, so that all wait for the next.
-    "torn_view": [_Part("torn", secs=_at(_TORN_SECS)), _Part("kill", "a", _at(0.01))],
-    # The node that begins a life is stopped in it.
-    "begin_late": [_Part("freeze_make", "a", secs=(1.0, 6.0)), _Part("all_workers", "", _at(0.1))],
-    "two_lives": [_Part("all_workers"), _Part("all_workers", "", (6.0, 9.0))],
-    "ask_late": [  # A newcomer that hears no member asks, late.
-        _Part("join", "+"),
-        _Part("apart", "new", secs=(40.0, 70.0)),
-        _Part("late late_effect", "new", _at(0.2), (0.5, 25.0), (0, 1)),
-        _Part("hang_judge", "old", _at(3.0), (0.5, 20.0)),  # Longer is too long, see `judge.ask`.
-    ],
-    # A newcomer sees no sign of life in the records.
-    "hung_and_join": [_Part("hang_judge", secs=(0.5, 20.0)), _Part("join", "+", _at(0.3))],
-    # A node joins at the end of it, or dies in it.
-    "lapse": [_Part("hang_judge full", secs=_at(7.0)), _Part("join", "+", (6.5, 7.1))],
-    "away": [_Part("hang_judge full", secs=(35.0, 45.0)), _Part("kill", "a", _at(1.0))],
-}
+def _read_words() -> dict[str, list[_Part]]:
+  words: dict[str, list[_Part]] = {}
+  for line in _WORDS.strip().splitlines():
+    if not line.startswith("#"):
+      word, kinds, *cells = re.split(" {2,}", line)
+      hosts, at, secs, times = ("" if c == "-" else c for c in [*cells, *"----"][:4])
+      long = _read_range(secs) if secs else None
+      part = _Part(kinds, hosts, _read_range(at or "0"), long, _read_range(times or "1"))
+      words.setdefault(word, []).append(part)
+  return words
+
+
+_PARTS = _read_words()
 MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
@@ -304,6 +328,7 @@ MODES["late"] = (
     "hang_judge all_hang stale late late_effect judge_errors torn_view freeze_make begin_late"
     " two_lives kill join worker ask_late cut_off hung_and_join"
 )
+MODES["ask"] = "ask_late"
 
 
 def draw(mode: str, seed: int) -> FaultPlan:
@@ -340,9 +365,9 @@ def _draw_faults(
   """Yields the faults of a word; adds hosts that join to `names`."""
   one, other = rng.sample(names, 2)
   known = {"a": [one], "b": [other], "m": [rng.choice(names[:4])], "old": [*names], "new": []}
-  simple = _Part(word, " ".join("ab"[: KINDS[word].num_hosts])) if word in KINDS else None
-  for part in _WORDS.get(word) or [simple]:
-    for _ in range(rng.randint(*part.times)):
+  simple = " ".join("ab"[: KINDS[word].num_hosts]) if word in KINDS else ""
+  for part in _PARTS.get(word) or [_Part(word, simple, (0.0, 0.0), None, (1, 1))]:
+    for _ in range(rng.randint(*map(int, part.times))):
       if part.hosts == "+":
         names.append(f"n{len(names)}")
         known |= {"+": names[-1:], "new": [*known["new"], names[-1]]}

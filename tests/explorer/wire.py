@@ -1,8 +1,8 @@
 """Histories of values from one node to another, over connections that break.
 
 A history is a random sequence of events: the sender connects, a greeting or a value arrives, a
-connection breaks after any value, an end learns of it, either node begins another attempt. Then
-faults end, both begin one attempt, and all its values must arrive.
+connection breaks after any value, either node begins another attempt. Then faults end, both begin
+one attempt, and all its values must arrive.
 """
 
 import collections
@@ -20,35 +20,37 @@ class Connection:
   """A connection, and the values in flight.
 
   Attributes:
-    is_heard: Whether the receiver has read the first greeting.
-    greeting: Attempt and number of values that the receiver has answered.
-    frames: Values.
-    is_broken: It takes no more values, and its ends may learn of it.
+    greeting: Attempt and number of values with which the receiver has answered.
+    is_open: Whether the sender has heard that, so that it knows where to continue.
+    is_broken: Whether it takes no more values.
   """
 
-  is_heard: bool = False
   greeting: tuple[int, int] | None = None
-  frames: list[protocol_lib.Frame] = dataclasses.field(default_factory=list)
+  is_open: bool = False
   is_broken: bool = False
+  frames: list[protocol_lib.Frame] = dataclasses.field(default_factory=list)
 
 
 class WireHistory:
-  """A sender, a receiver, and the connections between them."""
+  """A sender, a receiver, and the connections between them.
+
+  Attributes:
+    told: Attempt and number of values that the receiver has, on their way to the sender.
+    sent: Values by attempt, and those that the receiver `got`.
+  """
 
   def __init__(self, seed: int) -> None:
     self.rng = rng = random.Random(seed)
     self.outbox, self.inbox = protocol_lib.Outbox(), protocol_lib.Inbox()
     self.connections: list[Connection] = []
-    self.writing: Connection | None = None  # Of the sender,
-    self.is_greeted = False  # which knows where to continue.
-    self.reading: Connection | None = None  # Of the receiver.
-    self.told: list[tuple[int, int]] = []  # Attempt and count, in flight.
-    self.sent = collections.defaultdict[int, list[int]](list)  # By attempt.
+    self.writing = self.reading = Connection(is_broken=True)  # Of the sender, of the receiver.
+    self.told: list[tuple[int, int]] = []
+    self.sent = collections.defaultdict[int, list[int]](list)
     self.got = collections.defaultdict[int, list[int]](list)
     self.values = itertools.count()
     self.weights = {
         self.send: rng.choice((4, 12)),
-        self.connect: 4,
+        self.connect: 5,
         self.hear_greeting: 6,
         self.hear_answer: 6,
         self.write: 12,
@@ -56,7 +58,6 @@ class WireHistory:
         self.tell: 2,
         self.hear_count: 2,
         self.break_one: rng.choice((0, 1, 4)),
-        self.learn: 3,
         self.begin: rng.choice((0, 1)),
     }
 
@@ -78,9 +79,9 @@ class WireHistory:
     for _ in range(3):
       self.send()
     for _ in range(100 * (len(self.connections) + 1)):
-      for step in (self.learn, self.connect, self.hear_greeting, self.hear_answer):
+      for step in (self.connect, self.hear_greeting, self.hear_answer):
         step()
-      while self.outbox.has_unsent and self.is_greeted:
+      while self.outbox.has_unsent and self.writing.is_open:
         self.write()
       self.flow()
     assert self.got[newest] == self.sent[newest], "a value is lost"
@@ -98,39 +99,34 @@ class WireHistory:
     self.sent[self.outbox.attempt].append(value)
 
   def connect(self) -> None:
-    """The sender makes a connection, if it has none."""
-    if self.writing is None:
-      self.writing, self.is_greeted = Connection(), False
+    """The sender learns that its connection is gone, if it is, and makes another."""
+    if self.writing.is_broken:
+      self.writing = Connection()
       self.connections.append(self.writing)
 
   def hear_greeting(self) -> None:
-    """The receiver answers one of the new connections, perhaps a late one."""
-    new = [c for c in self.connections if not c.is_heard]
-    if new:
-      if self.reading is not None:
-        self.reading.is_broken = True
+    """The receiver answers one of the new connections, perhaps a late one, and leaves the last."""
+    if new := [c for c in self.connections if c.greeting is None]:
+      self.reading.is_broken = True
       self.reading = self.rng.choice(new)
-      self.reading.is_heard = True
       self.reading.greeting = (self.inbox.newest, self.inbox.count)
 
   def hear_answer(self) -> None:
     """The sender continues where the receiver is."""
-    wire = self.writing
-    if wire is not None and wire.greeting is not None and not self.is_greeted:
-      self.outbox.resume(*wire.greeting)
-      self.is_greeted = True
+    if (greeting := self.writing.greeting) and not self.writing.is_open:
+      self.outbox.resume(*greeting)
+      self.writing.is_open = True
 
   def write(self) -> None:
     """The sender writes a value; a broken connection loses it."""
-    if self.writing is not None and self.is_greeted and self.outbox.has_unsent:
+    if self.writing.is_open and self.outbox.has_unsent:
       frame = self.outbox.pull()
       if not self.writing.is_broken:
         self.writing.frames.append(frame)
 
   def flow(self) -> None:
     """A value arrives, on any connection."""
-    live = [c for c in self.connections if c.frames]
-    if live:
+    if live := [c for c in self.connections if c.frames]:
       wire = self.rng.choice(live)
       frame = wire.frames.pop(0)
       if wire is self.reading:
@@ -153,15 +149,7 @@ class WireHistory:
     if self.connections:
       wire = self.rng.choice(self.connections)
       wire.is_broken = True
-      for _ in range(self.rng.randint(0, len(wire.frames))):
-        wire.frames.pop()
-
-  def learn(self) -> None:
-    """An end learns that its connection is gone."""
-    if self.writing is not None and self.writing.is_broken:
-      self.writing, self.is_greeted = None, False
-    if self.reading is not None and self.reading.is_broken and not self.reading.frames:
-      self.reading = None
+      del wire.frames[self.rng.randint(0, len(wire.frames)) :]
 
   def begin(self) -> None:
     """A node begins another attempt."""
