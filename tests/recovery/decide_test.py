@@ -2,14 +2,12 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.recovery import decide as recovery, layout as layout_lib
-from bamboo_jax.schedule import failover
+from bamboo_jax import config as config_lib
+from bamboo_jax.recovery import decide as recovery, layout as layout_lib, planner as planner_lib
+from bamboo_jax.sim import speed, times as times_lib
 from tests import layouts, tables
 
 _NUM_STAGES = 4
-_PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
 
 _RUNGS = {
     "bamboo": dict(reroute="none"),
@@ -29,57 +27,26 @@ def make_ladder(name, **changes):
   return layouts.make_ladder(**(_RUNGS[name] | changes))
 
 
-def make_pipeline(owners, *, replicas):
-  roles = failover.Roles.initial(owners, has_replicas=replicas)
-  return pipelines_lib.Pipeline(_PARTITION, roles)
-
-
-class FakePlanner:
-  """Pipelines of 4 nodes; slower if a node has two stages or one is vacant."""
-
-  def __init__(self, *, replicas, reconfigure_secs=10.0):
-    self.times = self
-    self._replicas = replicas
-    self._reconfigure_secs = reconfigure_secs
-
-  def fresh(self, nodes, zones):
-    if len(nodes) < _NUM_STAGES:
-      raise base.InfeasibleError(f"{len(nodes)} nodes are too few.")
-    return tuple(
-        make_pipeline(nodes[i : i + _NUM_STAGES], replicas=self._replicas)
-        for i in range(0, len(nodes) - _NUM_STAGES + 1, _NUM_STAGES)
-    )
-
-  def adapt(self, pipelines, nodes):
-    return self.fresh(nodes, {})
-
-  def may_stay(self, pipelines):
-    return True
-
-  def best_secs(self, num_nodes):
-    return 0.0
-
-  def step_secs(self, pipelines):
-    slow = any(len(p.nodes) < _NUM_STAGES for p in pipelines)
-    return (1.5 if slow else 1.0) / len(pipelines)
-
-  def pause_secs(self, rung, before, after):
-    costs = dict(repair=1.0, reconfigure=self._reconfigure_secs)
-    return costs.get(rung, 60.0)
+def make_planner(*, replicas, **pauses):
+  """Returns a planner of pipelines of 4 nodes; slower if a node has two stages or one is vacant."""
+  table = speed.Table("table", _NUM_STAGES, {n: float(n) for n in range(4, 33, 4)})
+  times = times_lib.PipelineTimes(
+      table, config_lib.DurationsSection(**pauses), drops=False, profile=None
+  )
+  shapes = speed.TableShapes(_NUM_STAGES, replicas, is_even=False)
+  in_order = lambda partitions, nodes, zones: nodes
+  return planner_lib.Planner(shapes, times, fold=False, arrange=in_order)
 
 
 def make_layout(name, num_pipelines=2, spares=""):
   replicas = make_ladder(name).has_replicas
   num_nodes = num_pipelines * _NUM_STAGES
   return layout_lib.Layout(
-      FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}),
-      spares=layouts.nodes(spares),
+      make_planner(replicas=replicas).fresh(range(num_nodes), {}), spares=layouts.nodes(spares)
   )
 
 
-def decide(
-    name, layout, *, when="step", lost="", joined=(), noticed="", reconfigure_secs=10.0, **options
-):
+def decide(name, layout, *, when="step", lost="", joined=(), noticed="", pauses=None, **options):
   ladder = make_ladder(name, **options)
   return recovery.decide(
       layout,
@@ -87,7 +54,7 @@ def decide(
           frozenset(layouts.nodes(lost)), tuple(joined), frozenset(layouts.nodes(noticed))
       ),
       ladder=ladder,
-      planner=FakePlanner(replicas=ladder.has_replicas, reconfigure_secs=reconfigure_secs),
+      planner=make_planner(replicas=ladder.has_replicas, **(pauses or {})),
       when=when,
   )
 
@@ -185,7 +152,6 @@ another                    bamboo   1  -   -  joined=abcd          reconfigure  
 not_enough_for_one         bamboo   1  -   -  joined=abc           none         0123
 spare                      bamboo   2  8   -  noticed=2            repair       0183
 shadow_takes_over          bamboo   2  -   -  noticed=2            shadow       0113
-others_take_over           cluster  2  -   -  noticed=12           reroute      0023
 owners_take_over           recycle  2  -   -  noticed=2            reroute      0123
 no_shadow                  oobleck  2  -   -  noticed=2            reconfigure  0134
 no_copy                    bamboo   2  -   -  noticed=1256         reconfigure  0347
@@ -225,7 +191,13 @@ class BoundaryTest(parameterized.TestCase):
     for secs, rung in ((299.0, "reconfigure"), (301.0, "none")):
       given = dict(joined=range(10, 14), when="boundary", horizon_secs=600.0)
       layout = make_layout("bamboo", 1)
-      self.assertEqual(decide("bamboo", layout, reconfigure_secs=secs, **given).rung, rung)
+      pauses = {"reconfigure_secs": secs}
+      self.assertEqual(decide("bamboo", layout, pauses=pauses, **given).rung, rung)
+
+  def test_others_take_over_if_new_pipelines_do_not_pay(self):
+    given = dict(noticed="12", when="boundary", pauses={"reconfigure_secs": 1e3})
+    decision = decide("cluster", make_layout("cluster"), **given)
+    self.assertEqual((decision.rung, owners_of(decision.layout)[0]), ("reroute", "0023"))
 
   def test_without_handing_over_nodes_stay_until_they_are_gone(self):
     for hand_over, rung in ((True, "shadow"), (False, "none")):
