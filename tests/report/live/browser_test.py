@@ -73,9 +73,6 @@ def make_known():
   told["layout"] = facts_test.layout(
       *({**o, "shadows": s} for o, s in zip(owners, shadows, strict=True))
   )
-  for pipeline in told["layout"]["pipelines"]:
-    pipeline["partition"] = {"bounds": [0, 1, 2, 3, 4]}
-  told["layout"]["segments"] = [0, 1, 2, 3, 4]
   told["ladder"] = {}
   left = tuple(m for m in here if m.number != 5)
   known.run = facts.StoredRun(views.View(4, left, "n5 left: SIGKILL"), left, told, _CONFIG)
