@@ -40,13 +40,6 @@ class JsonlTest(folders.FolderCase):
   def writing(self, **options):
     return contextlib.closing(jsonl.MetricsWriter(self.path, **options))
 
-  def _write_run(self):
-    with self.writing() as writer:
-      for step in (1, 2, 3, 4):
-        writer.write_step(step, {"loss": 4.0 - step / 2})
-        if step % 2 == 0:
-          writer.write_step(step, {"event": "eval", "loss": 5.0 - step})
-
   def test_lines(self):
     with self.writing() as writer:
       writer.write_step(1, {"loss": 2.5, "tokens_per_sec": 100})
@@ -103,7 +96,11 @@ class JsonlTest(folders.FolderCase):
 
   @parameterized.parameters("{", '{"st', '{"step": 5, "loss": 1.0')
   def test_line_that_a_crash_cut_off(self, torn):
-    self._write_run()
+    with self.writing() as writer:
+      for step in (1, 2, 3, 4):
+        writer.write_step(step, {"loss": 4.0 - step / 2})
+        if step % 2 == 0:
+          writer.write_step(step, {"event": "eval", "loss": 5.0 - step})
     whole = self.path.read_text()
     self.path.write_text(whole + torn)
     self.assertLen(jsonl.read_lines(self.path), 6)

@@ -58,7 +58,7 @@ def _threads(path, steps):
       names[event["pid"], event["tid"]] = event["args"]["name"]
     else:
       key = names[event["pid"]], names[event["pid"], event["tid"]]
-      slot = tuple(event[name] for name in ("name", "cat", "ts", "dur"))
+      slot = tuple(event.get(name) for name in ("name", "cat", "ts", "dur"))
       threads.setdefault(key, []).append((*slot, event["args"]["step"]))
   return threads
 
@@ -71,13 +71,15 @@ class TraceTest(folders.FolderCase):
         rows_lib.TrackSlot("node 1", "1F0", "forward", 1.0, 2.0),
     )
     measured = (rows_lib.TrackSlot("node 0", "0F0", "forward", 0.25, 1.5),)
-    steps = [rows_lib.Step(6, 50.0, ()), rows_lib.Step(7, 50.1, planned, measured)]
+    dead = [("node 1", 2.0)]  # An instant.
+    steps = [rows_lib.Step(6, 50.0, ()), rows_lib.Step(7, 50.1, planned, measured, dead)]
     self.assertEqual(
         _threads(self.folder / "trace.json", steps),
         {
             ("planned", "node 0"): [("0F0", "forward", 100000.0, 1000.0, 7)],
             ("planned", "node 1"): [("1F0", "forward", 101000.0, 1000.0, 7)],
             ("measured", "node 0"): [("0F0", "forward", 100250.0, 1250.0, 7)],
+            ("measured", "node 1"): [("node 1 dies", "death", 102000.0, None, 7)],
         },
     )
 
@@ -95,9 +97,3 @@ class TraceTest(folders.FolderCase):
         {key: [s[0] for s in slots] for key, slots in threads.items()},
         {("measured", "node 0"): ["a", "b", "d"], ("measured", "node 0 (2)"): ["c"]},
     )
-
-  def test_a_death_is_an_instant(self):
-    path = self.folder / "trace.json"
-    rows_lib.write_trace(path, [rows_lib.Step(1, 0.0, (), (), [("n3", 2.0)])])
-    *_, event = json.loads(path.read_text())["traceEvents"]
-    self.assertEqual((event["ph"], event["name"], event["ts"]), ("i", "n3 dies", 2000.0))
