@@ -89,12 +89,9 @@ class DifferencesTest(parameterized.TestCase):
 
   def test_pairs_are_of_the_same_seed(self):
     sweeps = {"seed": ["1", "2"], "mode": ["a", "b"]}
-    rows = []
-    for (seed, mode), loss in zip(
-        itertools.product(*sweeps.values()), (1.0, 1.5, 7.0, 7.25), strict=True
-    ):
-      row = dict.fromkeys(ablation.METRICS) | {"final_loss": loss}
-      rows.append({"seed": seed, "mode": mode, "repeat": 0} | row)
+    runs = (("1", "a", 1.0), ("1", "b", 1.5), ("2", "a", 7.0), ("2", "b", 7.25))
+    unknown = dict.fromkeys(ablation.METRICS) | {"repeat": 0}
+    rows = [unknown | dict(seed=seed, mode=mode, final_loss=loss) for seed, mode, loss in runs]
     (got,) = ablation.subtract(rows, sweeps)
     self.assertEqual((got["mode"], got["minus"], got["pairs"]), ("b", "a", 2))
     self.assertEqual(got["final_loss"], 0.375)

@@ -110,6 +110,7 @@ class InterleaveTest(folders.FolderCase):
   def test_a_command_to_its_end(self):
     for code, limit_secs, message in (
         ("import sys; sys.exit('error: bad')", 60, "'a' ended with exit status 1: bad; all that"),
+        ("import os; os._exit(3)", 60, "'a' ended with exit status 3: it said nothing"),
         ("import time; time.sleep(60)", 0.1, "'a' is not done after 0.1 s: "),
     ):
       with self.assertRaisesRegex(ValueError, message):
