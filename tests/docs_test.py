@@ -45,20 +45,12 @@ _GLOBAL_FLAGS = {"help", "print_config", "verbosity"}
 _EXTRAS = re.compile(r"pip install[^\n]*\[([\w,]+)\]")
 # Files of readers and of other repositories.
 _OTHERS = {
-    "a.py",
-    "corpus.txt",
     "file.py",
     "gru.py",
     "mine.py",
     "my_config.py",
-    "pairs.jsonl",
-    "fresh.csv",
-    "g4dn.csv",
-    "gcp.csv",
-    "gen.csv",
     "new.csv",
     "p3.csv",
-    "gcp-v100x1-us-east1-c.txt",
     "hosts.txt",
     "p3-trace.csv",
     "vms.csv",
@@ -70,16 +62,12 @@ _OTHERS = {
     "tuesday.csv",
 }
 # Folders of readers, and in workdirs.
-_FOLDERS = {"code", "events", "wandb", "wiki", "wiki_tokens"}
+_FOLDERS = {"wiki", "wiki_tokens"}
 # First words of dotted names that are not modules of ours.
 _FOREIGN = {
-    "cache_key",
-    "chat_template",
     "eqx",
-    "flax",
     "jax",
     "jnp",
-    "lax",
     "nnx",
     "optax",
     "torch",
@@ -90,7 +78,6 @@ _FOREIGN = {
     "layouts",
     "speed",
     "spmd",
-    "time",
 }
 _SUFFIXES = (*_KINDS.split("|"), "html", "json", "jsonl", "log", "png", "safetensors")
 # Texts with one name of what does not exist.

@@ -1,10 +1,10 @@
-"""Samples of sweeps, and the order of files."""
+"""Samples of sweeps."""
 
 from unittest import mock
 
 from absl.testing import parameterized
 
-from tests import file_secs, folders, samples
+from tests import samples
 
 
 class SamplesTest(parameterized.TestCase):
@@ -34,13 +34,3 @@ class SamplesTest(parameterized.TestCase):
     samples.choose("7", is_all=True)
     self.assertEqual(samples.describe(), "sweeps: --all")
     self.assertEqual(samples.draw("abc", 1), ["a", "b", "c"])
-
-
-class FileSecsTest(folders.FolderCase):
-
-  def test_record(self):
-    path = self.folder / "build" / "record.txt"
-    self.assertEqual(file_secs.read(path), {})
-    file_secs.add(path, {"a.py": 3.0, "b.py": 1.25})
-    file_secs.add(path, {"a.py": 2.0})
-    self.assertEqual(file_secs.read(path), {"a.py": 2.0, "b.py": 1.2})
