@@ -1,17 +1,14 @@
 """The page as Chromium draws it; screenshots are kept in `build/page`."""
 
-from http import server
-import json
 import pathlib
 import re
-import threading
 
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.report import contents
-from bamboo_jax.report.live import facts, words
+from bamboo_jax.report.live import facts, server, words
 from tests import browser, folders, members
 from tests.recovery import durations_test
 from tests.report import contents_test
@@ -189,25 +186,7 @@ class BrowserTest(folders.FolderCase):
   def test_the_page_of_a_run_that_ends_says_so(self):
     value = facts.find(make_known())
     value["head"]["step"] = value["head"]["num_steps"]
-    answers = {"/": ("text/html", words.render_page())}
-    answers["/events"] = ("text/event-stream", f"data: {json.dumps(value)}\n\n")
-
-    class Handler(server.BaseHTTPRequestHandler):
-
-      def do_GET(self):
-        kind, text = answers.get(self.path.partition("?")[0], ("text/plain", ""))
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(text.encode())  # And the connection ends.
-
-      def log_message(self, *args):
-        pass
-
-    there = server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=there.serve_forever, daemon=True).start()
-    self.addCleanup(there.shutdown)
-    address = f"http://127.0.0.1:{there.server_port}/"
+    address = server.start(iter([value]).__next__, token="token")  # Then the connection ends.
     page, errors = browser.open_page(self.chrome, address)
     page.wait_for_function("document.getElementById('state').textContent === 'over'")
     page.wait_for_function("!due.size")
