@@ -90,10 +90,13 @@ class ValidationTest(folders.FolderCase):
     self.assertAlmostEqual(run.account.node_secs, 56.0 + 20.9 + 34.1, places=6)
 
   def test_a_death_that_no_trace_has_caused_is_not_timed(self):
-    run = beside.make_times(*make_log(dead="n0"))
-    self.assertTrue(run.events[0].is_loss)
-    self.assertIsNone(run.events[0].detect_secs)
-    self.assertEqual(beside.measure(run, _USUAL)[0].detect_secs, _USUAL.detect_secs)
+    lines, nodes = make_log()
+    later = [n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes]
+    for log in (make_log(dead="n0"), (lines, later)):
+      run = beside.make_times(*log)
+      self.assertTrue(run.events[0].is_loss)
+      self.assertIsNone(run.events[0].detect_secs)
+      self.assertEqual(beside.measure(run, _USUAL)[0].detect_secs, _USUAL.detect_secs)
 
   def test_a_pause_without_usual_steps_near_is_not_known(self):
     lines, nodes = make_log()
@@ -107,11 +110,6 @@ class ValidationTest(folders.FolderCase):
     self.assertIsNone(side.pause_secs)
     rows = beside.compare(side, side)
     self.assertEqual([row[2] for row in rows if "pause" in row[0]], [None, None, 1.0])
-
-  def test_a_death_before_it_was_struck_is_not_timed(self):
-    lines, nodes = make_log()
-    struck = [n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes]
-    self.assertIsNone(beside.make_times(lines, struck).events[0].detect_secs)
 
   def test_measures(self):
     durations, steps = self.measured
@@ -168,24 +166,6 @@ class ValidationTest(folders.FolderCase):
     config = tiny.make_config(redundancy__mode="lazy", cost__instance="p3.2xlarge")
     return run_files.write(self.folder, lines, config=accept.accept(config).to_json())
 
-  def test_report(self):
-    folder = self.write_run(*make_log())
-    said = beside.report(
-        folder / "out",
-        self.course._replace(replay=scale.Replay(("a", "b"), (), 56_000)),
-        make_policy(self.measured),
-        folder=folder,
-        price=profiles.PRICE,
-    )
-    self.assertIn("| event 0 | – | – | – | no |", said)
-    self.assertTrue((folder / "out/run_predicted.png").exists())
-    found = json.loads((folder / "out/report.json").read_text())
-    self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
-    self.assertIn(["event 0", None, None, None, "no"], found["tables"]["beside"]["rows"])
-    measured = {row[0]: row[2] for row in found["tables"]["runs"]["rows"]}
-    self.assertEqual(measured["steps"], self.course.num_steps)  # Without the first.
-    self.assertNotIn("tokens per second", measured)
-
   def test_when_nodes_came_and_went(self):
     replay = self.course.replay
     self.assertEqual((replay.first, replay.duration_ms), (("a", "b"), 56_000))
@@ -236,6 +216,14 @@ class ValidationTest(folders.FolderCase):
       said = beside.run(folder, workdir=folder / "out")
     self.assertRegex(said, "^note: .* has not ended: this is about its first 22 steps")
     self.assertIn("| event 0: shadow, at s |", said)
+    self.assertTrue((folder / "out/run_predicted.png").exists())
+    found = json.loads((folder / "out/report.json").read_text())
+    self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
+    events = [row[0] for row in found["tables"]["beside"]["rows"] if row[0].endswith(", at s")]
+    self.assertEqual(events, ["event 0: shadow, at s", "event 1: repair, at s"])
+    measured = {row[0]: row[2] for row in found["tables"]["runs"]["rows"]}
+    self.assertEqual(measured["steps"], self.course.num_steps)  # Without the first.
+    self.assertNotIn("tokens per second", measured)
 
   def test_other_owners_are_named(self):
     run = beside.charge(self.course, profiles.PRICE, market="spot")
@@ -250,3 +238,4 @@ class ValidationTest(folders.FolderCase):
     ):
       rows = beside.compare(run._replace(events=ours), run._replace(events=theirs))
       self.assertEqual([same for *_, same in rows if same], want)
+    self.assertIn(["event 1", None, None, None, "no"], rows)

@@ -219,7 +219,6 @@ class CompareTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("profile", {"plan.profile": "no.json"}, "no.json"),
-      ("instance", {"cost.instance": "p3.large", "cost.date": None}, "instance in .*instances.csv"),
       ("file", {"study.table.file": "no.csv"}, "no.csv"),
       (
           "cluster",

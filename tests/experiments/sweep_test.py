@@ -183,6 +183,16 @@ class SweepTest(folders.FolderCase):
     self.assertEqual(run(die, jobs[:0], merge)[0], [])
     self.assertEqual(run(square, jobs, merge)[0], [x * x for x in jobs])
 
+  @parameterized.parameters("tcp://127.0.0.1:{port}", "nowhere", "udp://a:1")
+  def test_no_scheduler(self, address):
+    # Dask's client that could not connect closes when it is deleted. If that happens while the
+    # next one is made, it waits for a lock of its own thread for ever.
+    self.addCleanup(gc.collect)
+    address = address.format(port=addresses.free_port())
+    with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
+      with self.assertRaisesRegex(ValueError, f"^--dask={address}: no Dask scheduler answers: "):
+        run(square, [1], sweep.Where(dask=address))
+
   def test_parts(self):
     self.assertEqual([*range(8)[sweep.parse_shard("2/3")]], [1, 4, 7])
     for text in ("0/2", "3/2", "a/2", "1", "", "1/2/3"):
@@ -261,19 +271,3 @@ class DaskTest(folders.FolderCase):
         run(square, [1], self.where)
       worker.kill()
       self.wait_for_workers(0)
-
-
-class NoSchedulerTest(parameterized.TestCase):
-
-  def tearDown(self):
-    super().tearDown()
-    # Dask's client that could not connect closes when it is deleted. If that happens while the
-    # next one is made, it waits for a lock of its own thread for ever.
-    gc.collect()
-
-  @parameterized.parameters("tcp://127.0.0.1:{port}", "nowhere", "udp://a:1")
-  def test_one_line(self, address):
-    address = address.format(port=addresses.free_port())
-    with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
-      with self.assertRaisesRegex(ValueError, f"^--dask={address}: no Dask scheduler answers: "):
-        run(square, [1], sweep.Where(dask=address))
