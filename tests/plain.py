@@ -33,13 +33,15 @@ class PlainModel:
 
     return jax.jit(jax.value_and_grad(loss_sum, has_aux=True))
 
-  def stats(self, layers, batch, *, step, microbatch):
-    """Returns the statistics after one microbatch, by layer."""
+  def _run(self, layers, batch, step, microbatch):
+    """Returns ((loss, (weight, statistics)), gradients) of one microbatch."""
     params = {name: layer.params for name, layer in layers.items()}
     stats = {name: layer.stats for name, layer in layers.items()}
-    (_, (_, stats)), _ = self._value_and_grad(
-        params, stats, batch, np.uint32(step), np.uint32(microbatch)
-    )
+    return self._value_and_grad(params, stats, batch, np.uint32(step), np.uint32(microbatch))
+
+  def stats(self, layers, batch, *, step, microbatch):
+    """Returns the statistics after one microbatch, by layer."""
+    (_, (_, stats)), _ = self._run(layers, batch, step, microbatch)
     return jax.tree.map(np.asarray, stats)
 
   def grads(self, layers, microbatch_fn, *, step, microbatches):
@@ -47,13 +49,9 @@ class PlainModel:
 
     Copies of tied parameters get the sum of the gradients of all copies.
     """
-    params = {name: layer.params for name, layer in layers.items()}
-    stats = {name: layer.stats for name, layer in layers.items()}
     total, loss, weight = None, 0.0, 0.0
     for m in microbatches:
-      (value, (w, _)), grads = self._value_and_grad(
-          params, stats, microbatch_fn(step, m), np.uint32(step), np.uint32(m)
-      )
+      (value, (w, _)), grads = self._run(layers, microbatch_fn(step, m), step, m)
       grads = jax.tree.map(lambda g: np.asarray(g, np.float64), grads)
       total = grads if total is None else jax.tree.map(np.add, total, grads)
       loss, weight = loss + float(value), weight + float(w)
