@@ -120,11 +120,12 @@ def _flip(op):
 
 @functools.cache
 def _imports():
-  """Returns the full names that each file of the repository imports."""
-  paths = [p for top in ("bamboo_jax", "benchmarks", "tests") for p in (_ROOT / top).rglob("*.py")]
+  """Returns what each file of the repository imports; names of the library lack `bamboo_jax`."""
+  tops = ("bamboo_jax", "benchmarks", "reproductions", "tests")
+  paths = [path for top in tops for path in (_ROOT / top).rglob("*.py")]
   return {
       path.relative_to(_ROOT).as_posix(): {
-          f"{node.module}.{alias.name}"
+          f"{node.module}.{alias.name}".removeprefix("bamboo_jax.")
           for node in ast.walk(ast.parse(path.read_text()))
           if isinstance(node, ast.ImportFrom)
           for alias in node.names
@@ -135,11 +136,11 @@ def _imports():
 
 def find_tests(path, within=""):
   """Yields the test files that reach a module, the nearest group first."""
-  own = f"tests/{path.split('/')[1]}/"
+  own = f"tests/{path.removeprefix('bamboo_jax/').split('/')[0]}/"
   seen, files, left = set(), {path}, _MOST_TESTS
   while files and left > 0:
     seen |= files
-    modules = {f.removesuffix(".py").replace("/", ".") for f in files}
+    modules = {f.removesuffix(".py").replace("/", ".").removeprefix("bamboo_jax.") for f in files}
     files = {f for f, names in _imports().items() if names & modules} - seen
     found = sorted(f for f in files if f.endswith("_test.py") and within in f)
     for is_own in (True, False):
