@@ -107,9 +107,9 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
   def test_runs_that_trained_and_a_simulation(self):
     folder = self.folder / "sim"
     folder.mkdir()
-    contents.write(folder, report(), ("png", "pdf"))
+    contents.write(folder, report(), ("png",))
     files = {path.name for path in folder.iterdir()}
-    drawn = {f"{name}.{e}" for name in ("value", "node_time", "run_b") for e in ("png", "pdf")}
+    drawn = {"value.png", "node_time.png", "run_b.png"}
     self.assertContainsSubset({"report.html", "report.json", *drawn}, files)
     self.assertEqual(contents.read([folder], {}), json.loads(json.dumps(report())))
     runs = [self.write_run("x/same"), self.write_run("y/same", model="llama", loss=None)]
@@ -137,7 +137,7 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
   def test_figures_of_an_earlier_simulation_are_removed(self):
     (self.folder / "mine.png").touch()
     earlier, later = (contents.make("", [contents.simulated(n, outcome())]) for n in "bc")
-    contents.write(self.folder, earlier, ("png", "pdf"))
+    contents.write(self.folder, earlier, ("pdf",))
     contents.write(self.folder, later, ("svg",))
     files = {path.name for path in self.folder.iterdir()}
     drawn = {"report.html", "report.json", "node_time.svg", "run_c.svg"}
