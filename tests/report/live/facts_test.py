@@ -7,7 +7,7 @@ import json
 from absl.testing import absltest
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import account as account_lib, prices
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import decide
 from bamboo_jax.report.live import facts, words
@@ -16,16 +16,12 @@ from tests.recovery import durations_test
 
 member = members.member
 _CONFIG = {"num_steps": 9}
-_KINDS = (
-    *("useful", "communication", "redundant", "bubble", "recovery"),
-    *("checkpoint", "restart", "lost", "idle"),
-)
 
 
 def account(secs, num_nodes, **parts):
-  """Returns the account in a line of a log."""
-  found = {"secs": secs, "node_secs": secs * num_nodes, "num_samples": 1.0, "value_secs": None}
-  return found | {"parts": dict.fromkeys(_KINDS, 0.0) | parts}
+  """Returns the account in a line of a log, also of an older version."""
+  spent = account_lib.Account(secs, secs * num_nodes, account_lib.NodeTime(**parts), 1.0)
+  return spent.to_line() | {"value_secs": None}
 
 
 def step(number, **more):
