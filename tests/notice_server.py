@@ -27,16 +27,13 @@ class NoticeServer:
       """One request."""
 
       def do_GET(self):
-        self._answer(*owner.get(self.path, self.headers))
-
-      def do_PUT(self):
-        self._answer(*owner.put(self.path, self.headers))
-
-      def _answer(self, status, body):
+        status, body = owner.answer(self.command, self.path, self.headers)
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
+
+      do_PUT = do_GET
 
       def log_message(self, *unused_args):
         pass
@@ -49,16 +46,13 @@ class NoticeServer:
     self._server.shutdown()
     self._server.server_close()
 
-  def put(self, path, headers):
-    ttl = headers.get("X-aws-ec2-metadata-token-ttl-seconds")
-    if path != "/latest/api/token" or not ttl:
-      return 400, ""
-    return 200, _TOKEN
-
-  def get(self, path, headers) -> tuple[int, str]:
+  def answer(self, method, path, headers) -> tuple[int, str]:
     path, _, query = path.partition("?")
     given = urllib.parse.parse_qs(query)
     match path.split("/")[1]:
+      case _ if method == "PUT":
+        ttl = headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        return (200, _TOKEN) if path == "/latest/api/token" and ttl else (400, "")
       case "latest":
         if headers.get("X-aws-ec2-metadata-token") != _TOKEN:
           return 401, ""
