@@ -79,16 +79,17 @@ class PipelineRun:
   def dump(self, node: node_lib.Node) -> None:
     """Puts all arrays of a local node but its sums into its store, on the host."""
     n, sizes, table = self.nodes.index(node.node), self.program.sizes, self.table
-    if (left := self.segments.read(n)) is None:
-      return
+    left = self.segments.read(n)
     store, where = node.store, places.whole(node.device).with_memory_kind("pinned_host")
-    num_ticks, arrays = len(left.host) * sizes.num_ticks, program_lib.arrays_of(store)
-    number = lambda key: (key[0], self.numbers[key[1]])
-    for (kind, key), segment, slot in table.find_contents(n, num_ticks, sizes):
-      buffer = getattr(left.carry if segment is None else left.host[segment], kind)
-      value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
-      arrays[kind][number(key)] = jax.device_put(value, where)
-    done = (i for tick in table.ticks[:num_ticks] for i in tick[n] if i.op is Op.BACKWARD)
+    arrays, number = program_lib.arrays_of(store), lambda key: (key[0], self.numbers[key[1]])
+    if left is not None:
+      num_ticks = len(left.host) * sizes.num_ticks
+      for (kind, key), segment, slot in table.find_contents(n, num_ticks, sizes):
+        buffer = getattr(left.carry if segment is None else left.host[segment], kind)
+        value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
+        arrays[kind][number(key)] = jax.device_put(value, where)
+    ticks = table.ticks[: self.segments.num_summed * sizes.num_ticks]
+    done = (i for tick in ticks for i in tick[n] if i.op is Op.BACKWARD)
     for key in (number(i.item) for i in done):
       store.accumulated.add(key)
       store.saved.pop(key, None)

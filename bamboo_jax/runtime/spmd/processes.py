@@ -334,7 +334,7 @@ class ChildSegments:
     self._num_all = len(rows)
     self._child: _Process | None = None  # Which has loaded it.
     self._left: program_lib.Left | None = None
-    self._sums: passes_lib.Parts | None = None
+    self._sums: passes_lib.Parts | None = None  # Of all segments.
     ring.segments.append(self)
 
   def load(self) -> None:
@@ -357,9 +357,16 @@ class ChildSegments:
       ring.call("read", self._share, True)
       self._sums = ring.memory.read()
 
+  @property
+  def num_summed(self) -> int:
+    """Number of segments that are in `sums`: all once they are finished, whatever is left."""
+    if self._sums is not None:
+      return self._num_all
+    return len(self._left.host) if self._left else 0
+
   def sums(self, n: int) -> passes_lib.Parts | None:
     del n
-    return self._sums
+    return self._left.carry.sums if self._sums is None and self._left else self._sums
 
   def read(self, n: int) -> program_lib.Left | None:
     """Returns the results of finished segments; None without any.
@@ -369,7 +376,6 @@ class ChildSegments:
     """
     del n
     self.save()
-    self._sums = self._left.carry.sums if self._left else None
     return self._left
 
   def save(self) -> None:

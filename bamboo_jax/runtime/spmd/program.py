@@ -231,6 +231,11 @@ class LocalSegments:
     """Number of finished segments."""
     return len(self._left.host)
 
+  @property
+  def num_summed(self) -> int:
+    """Number of segments that are in `sums`."""
+    return self.num_segments
+
   def start(self) -> None:
     """Starts the next segment."""
     rows = {n: rows[self.num_segments] for n, rows in self._rows.items()}

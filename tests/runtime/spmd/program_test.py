@@ -78,6 +78,21 @@ class DeathTest(parameterized.TestCase):
       kept = [key for n in (0, 1) for key in made.programs.runs[0].table.fetches(n)]
       self.assertGreaterEqual([stage for stage, _ in kept].count(victim), 3)
 
+  @parameterized.parameters((0, 2), (2, 1))
+  def test_sums_of_a_child_that_has_left_nothing(self, victim, lost):
+    """They are not computed again, and so not added twice."""
+    want, made = pipelines.undisturbed(), pipelines.make_three()
+    made.begin()
+    made.advance()
+    segments = made.programs.runs[0].segments
+    read, sums = segments.read, {n: segments.sums(n) for n in range(3)}
+    with mock.patch.multiple(
+        segments, read=lambda n: None if n == lost else read(n), sums=sums.get
+    ):
+      made.die(victim)
+    made.advance()
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+
   def test_shadows_leave_the_head_to_recovery(self):
     made = pipelines.make_three()
     made.begin()
