@@ -178,6 +178,7 @@ class ProcessRing:
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
     self.segments: list[ChildSegments] = []
+    self._said: dict[base.NodeId, str] = {}  # By nodes that have acted before this one.
 
   def run(
       self,
@@ -197,7 +198,7 @@ class ProcessRing:
       ChildError: The children have failed several times in a row.
       Exception: As `note_progress` or the transport, if a node is lost.
     """
-    self._note_progress, self.running = note_progress, nodes
+    self._note_progress, self.running, self._said = note_progress, nodes, {}
     try:
       for _ in range(_MOST_TRIES):
         names = self._tell_all(nodes, self._name if self._nodes == nodes else "")
@@ -240,11 +241,26 @@ class ProcessRing:
     self.hear()
 
   def hear(self) -> None:
-    """Blocks until the child has answered; raises `ChildError` if it has failed.
+    """Blocks until the child has answered; raises `ChildError` if any in the ring has failed.
 
     Raises if a node is lost. Notes progress while the child uses a processor.
     """
-    self.child.hear(self._exchange.check, self._note_progress)
+
+    def note() -> None:
+      self._note_progress()
+      self._check_others()
+
+    self.child.hear(self._check_others, note)
+
+  def _check_others(self) -> None:
+    """Raises if a node is lost, or has a child that failed: this child may wait for it forever."""
+    self._exchange.check()
+    for node in self.running:
+      is_new = node not in {self._number, *self._said}
+      if is_new and self._exchange.wait(node, _CHANNEL, 0.0):
+        self._said[node] = self._receive(node)
+        if self._said[node]:
+          raise ChildError(self._said[node])
 
   def _start(self, nodes: tuple[base.NodeId, ...]) -> None:
     """Lets JAX start in the children of all `nodes`: the first one listens."""
@@ -306,6 +322,8 @@ class ProcessRing:
       self._exchange.send(node, _CHANNEL, [np.frombuffer(f"-{text}".encode(), np.uint8)])
 
   def _receive(self, node: base.NodeId) -> str:
+    if node in self._said:
+      return self._said.pop(node)
     (found,) = self._exchange.receive(node, _CHANNEL)
     return found.tobytes().decode()[1:]
 

@@ -41,6 +41,8 @@ class Child(threading.Thread):
           host, port = args[0].split(":")
           with socket.create_server((host, int(port))) as coordinator:
             coordinator.accept()
+        if f"{name}?" == self._fails_at:
+          continue  # It waits for another child.
         self._pipe.send((number, "out of memory" if f"{name}!" == self._fails_at else ""))
     except (EOFError, OSError):
       return
@@ -120,6 +122,12 @@ class ProcessRingTest(parameterized.TestCase):
       workers = self.make(**fails)
       self.run_all()
       self.assertEqual([w.num_forks for w in workers.values()], [1 + len(fails)] * 3)
+
+  @parameterized.parameters("join", "load", "connect", "run")
+  def test_a_child_that_fails_while_others_wait_for_it(self, message):
+    workers = self.make(node1=[f"{message}?"], node4=[message], node7=[f"{message}?"])
+    self.run_all()
+    self.assertEqual([w.num_forks for w in workers.values()], [2] * 3)
 
   def test_an_error_that_stays(self):
     self.make(node7=["run!"] * 9)
