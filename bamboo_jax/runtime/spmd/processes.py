@@ -304,7 +304,8 @@ class ProcessRing:
       for act in acts:
         act()
     except ChildError as failure:
-      error = f"node {self._number}: {failure}"
+      own = f"node {self._number}: {failure}"
+      error = next(filter(None, self._said.values()), own)
       self._replace()
     error = next(filter(None, self._tell_all(nodes, error)), "")
     if error:

@@ -376,7 +376,6 @@ class Transport:
     """Waits for a peer; returns False after `secs`."""
     with self.lock:
       thread, attempt, until_secs = threading.get_ident(), self._attempt, time.monotonic() + secs
-      self._open[thread] = node
       try:
         while True:
           peer = self._check(node)
@@ -390,11 +389,12 @@ class Transport:
           began_secs = time.monotonic()
           if began_secs >= until_secs:
             return False
+          self._open[thread] = node  # Not for a mere look.
           self.changed.wait(min(until_secs - began_secs, _TICK_SECS))
           # At most that: if it took longer, the process was suspended, or had no processor.
           self.waited_secs += min(time.monotonic() - began_secs, 2 * _TICK_SECS)
       finally:
-        del self._open[thread]
+        self._open.pop(thread, None)
 
   def open_waits(self) -> list[base.NodeId]:
     """Returns the nodes that receives and sends wait for now."""

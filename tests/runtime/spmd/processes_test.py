@@ -130,7 +130,7 @@ class ProcessRingTest(parameterized.TestCase):
     self.assertEqual([w.num_forks for w in workers.values()], [2] * 3)
 
   def test_an_error_that_stays(self):
-    self.make(node7=["run!"] * 9)
+    self.make(node1=["run?"] * 9, node7=["run!"] * 9)
     for future in self.start():
       with self.assertRaisesRegex(processes.ChildError, "failed 4 times: node 7: out of memory"):
         future.result(timeout=60)
