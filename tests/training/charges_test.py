@@ -62,19 +62,11 @@ class ChargesTest(parameterized.TestCase):
     done = dataclasses.replace(result, measured=measured, recoveries=recoveries)
     self.charges.add_step(done, self.layout, num_samples=8)
 
-  def test_sums_without_waiting(self):
-    """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
-    layout = self.layout
-    said = [{0: 1.0}, {1: 0.5}, {0: 3.0}, {1: 2.5}]
-    least = step_lib.join(step_lib.Measured(sums_secs=one) for one in said).sums_secs
-    self.assertEqual(step_times.mean_sums_secs(least, layout), (1.0 + 0.5) / 2)
-    self.assertEqual(step_times.mean_sums_secs({}, layout), 0.0)
-
-  def test_sums_of_one_process(self):
-    """Node 0 owns both stages of the first pipeline by now."""
+  def test_mean_of_sums(self):
+    """By stage; node 0 owns both stages of a pipeline, and sums as long as the slower takes."""
     layout = layouts.lay_out((0, 0), (2, 3))
-    mean = step_times.mean_sums_secs({0: 1.0, 1: 2.0}, layout)
-    self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
+    for least, want in (({0: 1.0, 1: 2.0}, (2.0 + 1.0 + 2.0) / 3), ({}, 0.0)):
+      self.assertAlmostEqual(step_times.mean_sums_secs(least, layout), want)
 
   def test_a_wait_for_others_to_join_is_idle(self):
     """Goodput falls: nothing is trained."""
@@ -218,18 +210,9 @@ _JOINT = st.fixed_dictionaries({k: _SECS for k in ("norm", "refresh", "plan_secs
 class SplitStepTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (_split(), NodeTime(bubble=40.0)),
       (
           _split(NodeTime(useful=20, redundant=3), apply=0.5, norm=0.5, num_idle=2),
           NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
-      ),
-      (
-          _split(NodeTime(useful=20.0), refresh=0.5),
-          NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
-      ),
-      (
-          _split(NodeTime(useful=20.0, recovery=2.0), plan_secs=1.0, lost_secs=7.0),
-          NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
       ),
       # Parts that overlap: no more than there was.
       (_split(NodeTime(useful=35.0), norm=1.0, plan_secs=2.0), NodeTime(useful=39.0, recovery=1.0)),

@@ -178,22 +178,19 @@ class StrikeTest(folders.FolderCase):
       self.strike("3,0/0,6,kill", 2)
     self.assertLen(self.signals, 1)
 
-  def test_a_join_calls_a_node_until_one_has_drawn_a_ticket(self):
-    for number in range(4):
-      self.records.make(f"tickets/0/{number}", "n")
-    said, told = self.strike("3,,,join", numbers=[0, 2])
-    self.assertEqual((said, told), ([False] * 2, [("n0", "join"), ("n2", "join")]))
-    self.records.make("tickets/0/4", "n")
-    self.assertEqual(self.strike("3,,,join", numbers=[0, 2]), ([True] * 2, []))
-
-  def test_two_joins_of_a_step_wait_for_two_nodes(self):
+  def test_joins_call_nodes_until_as_many_have_drawn_a_ticket(self):
+    self.records.make("tickets/0/0", "n")  # Of a first node.
     faults = faults_lib.parse_faults("3,,,join\n3,,,join", source="test")
     cohorts = [self.make(0), self.make(2)]
     strike = lambda: [[c.strike(faults_lib.Due(f, None)) for f in faults] for c in cohorts]
     self.assertEqual(strike(), [[False] * 2] * 2)
-    for number, come in ((0, [True, False]), (1, [True, True])):
+    told = [(one["name"], one["kind"], one["line"]) for one in self.told.read()]
+    self.assertEqual(told, [(name, "join", line) for name in ("n0", "n2") for line in (1, 2)])
+    for number, come in ((1, [True, False]), (2, [True, True])):
       self.records.make(f"tickets/0/{number}", "n")
       self.assertEqual(strike(), [come] * 2)
+    self.assertEmpty([*self.told.read()])
+    self.assertEqual(self.strike("3,,,join", numbers=[1]), ([True], []))  # It has come.
 
   def test_no_fault_happens_again_in_another_run_of_one_command(self):
     faults = faults_lib.parse_faults("3,0/0,6,kill\n5,,,join", source="test")

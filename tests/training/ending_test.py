@@ -123,31 +123,23 @@ class SkippedTest(EndingCase):
 class AtRiskTest(EndingCase):
 
   @parameterized.parameters(
-      (_ALL, [2]),
-      (_ONLY, [2]),
-      ("4,0/1,3,notice", []),  # It is stopped there.
-      (f"{_ONLY} mode=lazy", []),  # Another has a copy.
-      ("1,n2,,notice spares=1", []),
-  )
-  def test_notice(self, words, saved):
-    worker = self.begin(f"mode=none {words}")
-    worker.run(stop_at=5)
-    self.assertEqual(self.saved(), saved)
-    self.assertEqual(worker.state.steps, 5)  # It has gone on.
-
-  @parameterized.parameters(
+      (_ALL, 0.0, [2], "^only n0, n1, to be preempted, "),
       (_ONLY, 1e9, [2], "^only n1, to be preempted, have .* are left$"),
       (_ALL, 1.0, [2], "^only n0, n1, .* not fit"),
       (_ONLY, 1.0, [], "^not yet, .*: only n1, "),  # The other takes its stage, or a spare.
       (f"{_ONLY} spares=1", 1.0, [], "^not yet, .*: only n1, "),
+      ("4,0/1,3,notice", 0.0, []),  # It is stopped there.
+      (f"{_ONLY} mode=lazy", 0.0, []),  # Another has a copy.
+      ("1,n2,,notice spares=1", 0.0, []),
   )
-  def test_what_fits_is_told_before(self, words, bytes_per_sec, saved, told):
+  def test_notice(self, words, bytes_per_sec, saved, *told):
     worker = self.begin(f"mode=none {words}")
     worker.state.writer.rate = bytes_per_sec
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
-    (line,) = self.lines("saving")
-    self.assertRegex(line["reason"], told)
+    self.assertEqual(worker.state.steps, 5)  # It has gone on.
+    for line, text in zip(self.lines("saving"), told, strict=True):
+      self.assertRegex(line["reason"], text)
 
   def test_the_run_ends_in_the_evaluation_after_that_save(self):
     worker = self.begin(f"mode=none evaluate__every_steps=2 {_ALL}")

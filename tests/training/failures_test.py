@@ -12,7 +12,7 @@ from bamboo_jax.data import batches as batches_lib, samples
 from bamboo_jax.training import failures
 from tests import members
 
-_HERE = f"{__file__}:"
+_PLACE = failures.ReadPlace(False, 1, 0)
 _WRONG = {
     "key": KeyError("label"),
     "os": FileNotFoundError(2, "No such file", "/nowhere"),
@@ -116,37 +116,25 @@ class DecideTest(parameterized.TestCase):
 
   @parameterized.parameters(
       # This member has failed; can the other go on?
-      ("key", "key", False, "run"),
-      ("key", "key", True, "this"),
+      (KeyError("x"), _PLACE, 5, True, False, None),
+      (KeyError("x"), _PLACE, 5, True, True, base.NodeFailedError),
       # The other has failed; can this one read the microbatch?
-      (None, "key", None, "run"),
-      (None, "none", None, "other"),
+      (KeyError("x"), _PLACE, 5, False, None, None),
+      (KeyError("x"), _PLACE, -1, False, None, base.ViewChangedError),
+      # In code, not in data.
+      (KeyError("x"), None, 5, False, None, None),
+      (OSError("full"), None, 5, False, None, base.ViewChangedError),
   )
-  def test_data(self, own, readable, others, ends):
-    cohort = Cohort(others=others)
-    data = make_data(readable, cohort)
-    failed = failures.Failure("x", failures.ReadPlace(False, 1, 0))
-    if own:
+  def test_who_ends(self, error, place, bad, is_own, others, ends):
+    data = make_data("key", Cohort(others=others), bad=bad)
+    if is_own:
       data.microbatch(1, 0)
-    elif readable == "none":
-      data = make_data("key", cohort, bad=-1)
-    if ends == "run":
-      self.assertEqual(failures.decide([failed], data, steps=1), failed)
-      return
-    error = base.NodeFailedError if ends == "this" else base.ViewChangedError
-    with self.assertRaises(error):
-      failures.decide([failed], data, steps=1)
-
-  @parameterized.parameters((KeyError("x"), "run"), (OSError("full"), "other"))
-  def test_code(self, error, ends):
     said = failures.Failures()
-    said.add(error, "a logger raised")
-    data = make_data("key", Cohort())
-    if ends == "run":
-      found = failures.decide([said.first], data, steps=1)
-      self.assertEqual(found.text, "a logger raised")
+    said.add(error, "why", place=place)
+    if ends is None:
+      self.assertEqual(failures.decide([said.first], data, steps=1).text, "why")
     else:
-      with self.assertRaises(base.ViewChangedError):
+      with self.assertRaises(ends):
         failures.decide([said.first], data, steps=1)
 
   def test_the_end_of_a_run_is_told(self):

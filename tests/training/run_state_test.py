@@ -15,19 +15,7 @@ from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.training import run_state as run_state_lib
 from tests import layouts, members
-
-
-@dataclasses.dataclass
-class Agreement:
-  """The part of an `agreement.Agreement` that is looked at."""
-
-  steps: int
-  known_version: int
-  version: int
-  layout: layout_lib.Layout
-  rollbacks: int = 0
-  named: tuple[slowness.Named, ...] = ()
-  num_skipped: int = 0
+from tests.training import deaths_test
 
 
 class Parts:
@@ -220,14 +208,18 @@ class RunStateTest(parameterized.TestCase):
     for steps, num_commits in ((3, 0), (4, 1), (4, 0)):
       commits = []
       self.state.catch_up(
-          Agreement(steps, 0, 1, self.state.layout), commit=lambda: commits.append(1)  # noqa: B023
+          deaths_test.make_agreement(steps=steps, layout=self.state.layout),
+          commit=lambda: commits.append(1),  # noqa: B023
       )
       self.assertLen(commits, num_commits)
       self.assertEqual((self.state.steps, self.state.version), (steps, 1))
     self.state.steps = -1  # It has just come.
     named = (slowness.Named(3, 1, "n1", "h", 2.0, 9.0),)
     self.state.catch_up(
-        Agreement(5, 1, 1, layout_lib.Layout(), named=named, num_skipped=2), commit=self.fail
+        deaths_test.make_agreement(
+            steps=5, known_version=1, layout=layout_lib.Layout(), named=named, num_skipped=2
+        ),
+        commit=self.fail,
     )
     self.assertEqual((self.state.steps, self.state.named), (5, named))
     self.assertEqual(self.state.num_skipped, 2)
@@ -267,57 +259,47 @@ class RunStateTest(parameterized.TestCase):
     ):
       self.start((0, 1), (2, 3))
       self.state.version, self.state.fetched_for = version, fetched_for
-      self.state.catch_up(Agreement(3, known, known, self.state.layout), commit=self.fail)
+      agreement = deaths_test.make_agreement(
+          steps=3, known_version=known, version=known, layout=self.state.layout
+      )
+      self.state.catch_up(agreement, commit=self.fail)
       self.assertEqual("install " in self.take(), is_installed)
       self.assertEqual(self.state.fetched_for, then)
 
 
-_COPY = failover.StageCopy(stage=2, source=0, destination=1)
 _SIZE = 300
-_LIKE = {"a": np.zeros(_SIZE, np.float32), "b": [np.zeros((), np.int32)]}
-# The state of a stage is larger than what may be queued, and so is an array.
-_QUEUED_BYTES = 1000
 
 
 def make_state(number):
   return {"a": np.full(_SIZE, number, np.float32), "b": [np.array(number)]}
 
 
-class Member:
-  """A process with one node; its engine and its cohort."""
-
-  def __init__(self, number, state=None):
-    self.hosted = {number}
-    self.nodes = {number: mock.Mock(layers_of=(state or {}).get)}
-    self.specs = [mock.Mock(state=_LIKE)] * 3
-    self.load_programs = mock.Mock()
-    self.exchange = transport_lib.Transport(
-        number, run="r", endpoint=endpoints.listen_unix(), queued_bytes=_QUEUED_BYTES
-    )
-    self.state = run_state_lib.RunState(self, self, rules=None, writer=None)
-
-  def fetch(self):
-    return self.state.fetch([_COPY], version=5)
-
-
 class FetchTest(absltest.TestCase):
 
-  def make(self):
-    members = Member(0, {2: make_state(1)}), Member(1)
-    for member in members:
-      self.addCleanup(member.exchange.close)
-      addresses = {n: m.exchange.address for n, m in enumerate(members)}
-      member.exchange.set_addresses(addresses)
-      member.exchange.begin(1)
-    return members
+  def make(self, number):
+    """Returns what a process with one node remembers, beside another."""
+    exchange = transport_lib.Transport(
+        number,
+        run="r",
+        endpoint=endpoints.listen_unix(),
+        queued_bytes=1000,  # The state of a stage is larger, and so is an array.
+    )
+    self.addCleanup(exchange.close)
+    specs = [mock.Mock(state=make_state(0))] * 3
+    engine = mock.Mock(nodes={number: mock.Mock()}, specs=specs, exchange=exchange)
+    return run_state_lib.RunState(engine, mock.Mock(hosted={number}), rules=None, writer=None)
 
   def test_what_was_sent_for_a_change_that_never_was_is_not_taken(self):
-    source, taker = self.make()
-    source.fetch()  # The taker died or was interrupted: version 5 again.
-    source.nodes[0].layers_of = {2: make_state(2)}.get
-    for member in (taker, source):
-      member.exchange.begin(2)
-    source.fetch()
-    (state,) = taker.fetch().values()
+    source, taker = both = [self.make(number) for number in (0, 1)]
+    exchanges = [state.engine.exchange for state in both]
+    copy = failover.StageCopy(stage=2, source=0, destination=1)
+    # After the first attempt the taker died or was interrupted: version 5 again.
+    for attempt in (1, 2):
+      for exchange in exchanges:
+        exchange.set_addresses({n: one.address for n, one in enumerate(exchanges)})
+        exchange.begin(attempt)
+      source.engine.nodes[0].layers_of = {2: make_state(attempt)}.get
+      source.fetch([copy], version=5)
+    (state,) = taker.fetch([copy], version=5).values()
     np.testing.assert_array_equal(state["a"], [2] * _SIZE)
     self.assertEqual(state["b"][0], 2)
