@@ -9,13 +9,10 @@ import numpy as np
 import optax
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.training.setup import optimizers
-from bamboo_jax.verify import cases, trials as trials_lib
-from configs import sweep_faults
+from bamboo_jax.verify import trials as trials_lib
 from tests import samples
-
-_DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
+from tests.verify import small
 
 
 def make(name, options=None, **changes):
@@ -25,17 +22,16 @@ def make(name, options=None, **changes):
 
 def make_config(name):
   """Returns a config with as little to compile as there can be."""
-  config = sweep_faults.get_config()
-  config.model.name = "tests.mlp_bn:make_mlp_bn"
-  config.model.options = dict(num_blocks=1, width=4, sequence_length=4, vocab_size=8)
-  config.checkpoint.every_steps = 0
-  config.pipeline.num_pipelines = config.pipeline.num_microbatches = 1
-  config.pipeline.num_stages = 2
-  config.redundancy.mode = "lazy"
-  config.optimizer.name = name
-  config.optimizer.options = config.optimizer.schedule_options = {}
-  config.optimizer.schedule = "constant"  # Some take no other.
-  return config
+  return small.make_config(
+      *(2, 1, 1),
+      mode="lazy",
+      model__name="tests.mlp_bn:make_mlp_bn",
+      model__options=dict(num_blocks=1, width=4, sequence_length=4, vocab_size=8),
+      optimizer__name=name,
+      optimizer__options={},
+      optimizer__schedule="constant",  # Some take no other.
+      optimizer__schedule_options={},
+  )
 
 
 def find_accepted():
@@ -56,8 +52,8 @@ class OptimizersTest(parameterized.TestCase):
     self.assertLen(find_accepted(), 26)
 
   def die(self, config):
-    trials = trials_lib.Trials(config)
-    self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
+    outcome = trials_lib.Trials(config).run(small.make_case("1,0/1,reduce"))
+    self.assertEqual(outcome.rungs, ("shadow",))
 
   @parameterized.parameters(*samples.draw(find_accepted(), 3))
   def test_a_death_in_the_second_step(self, name):

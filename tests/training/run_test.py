@@ -98,8 +98,17 @@ class RunTest(folders.FolderCase):
     )
     return workdir
 
-  def train_with_control(self, changes, faults=None):
-    """Returns the hashes of the last step, done again with all shares."""
+  @parameterized.parameters(
+      ("4,0/0,3,kill", True),
+      ("3,0/1,apply,kill", True),  # Its shadow has the state before the last step.
+      ("4,0/1,apply,kill", False),
+      ("3,0/0,apply,kill 4,0/1,apply,kill", False),
+  )
+  def test_a_negative_control(self, text, is_written):
+    """Its hash differs, and is that of the run if no share is lost; none without all sums."""
+    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
+    faults, control_path = self.folder / "faults.csv", self.folder / "a" / "control.json"
+    faults.write_text("\n".join(text.split()))
     hashes, make = [], control.Control
 
     def make_control(*given):
@@ -107,39 +116,21 @@ class RunTest(folders.FolderCase):
 
       def call(step, metrics):
         one(step, metrics)
-        if step == 5 and (self.folder / "a" / "control.json").exists():
+        if step == 5 and control_path.exists():
           hashes.append(one.redo(dropped=None))
 
       return call
 
     with mock.patch.object(control, "Control", make_control):
       config, workdir = tiny.make_config(**changes), str(self.folder / "a")
-      run.train_and_evaluate(config, workdir=workdir, faults=faults, with_control=True)
-    return hashes
-
-  def test_a_negative_control(self):
-    """Its hash differs, and is that of the run if no share is lost."""
-    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
-    hashes = self.train_with_control(changes)
+      run.train_and_evaluate(config, workdir=workdir, faults=str(faults), with_control=True)
     summary = _summary(self.folder / "a")
-    told = json.loads((self.folder / "a" / "control.json").read_text())
-    self.assertEqual((told["step"], told["shares"]), (5, 2))
-    self.assertEqual(hashes, [summary["state_sha256"]])
-    self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
-
-  @parameterized.parameters(
-      ("4,0/0,3,kill", True),
-      ("3,0/1,apply,kill", True),  # Its shadow has the state before the last step.
-      ("4,0/1,apply,kill", False),
-      ("3,0/0,apply,kill 4,0/1,apply,kill", False),
-  )
-  def test_a_negative_control_of_a_run_with_deaths(self, text, is_written):
-    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
-    faults = self.folder / "faults.csv"
-    faults.write_text("\n".join(text.split()))
-    hashes, summary = self.train_with_control(changes, str(faults)), _summary(self.folder / "a")
     self.assertEqual(hashes, [summary["state_sha256"]] * is_written)
     self.assertEqual(summary["steps"], 5)
+    if is_written:
+      told = json.loads(control_path.read_text())
+      self.assertEqual((told["step"], told["shares"]), (5, 2))
+      self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
 
   def test_outcome(self):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}

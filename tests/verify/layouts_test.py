@@ -10,12 +10,12 @@ import jax
 
 from bamboo_jax.benchmarks import interleave
 from bamboo_jax.checkpoint import writer
-from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_store
 from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import cases, layouts as layouts_lib, table
 from configs import sweep_faults
 from tests import samples
+from tests.verify import small
 
 GPIPE = ("pipeline.schedule", "gpipe")
 TEMPLATES = ("pipeline.layout", "templates")
@@ -53,10 +53,6 @@ MORE = (
 )
 
 
-def make_case(text):
-  return cases.Case(faults_lib.parse_faults(text, source="test"))
-
-
 class LayoutsTest(absltest.TestCase):
 
   def test_one_state(self):
@@ -64,7 +60,7 @@ class LayoutsTest(absltest.TestCase):
     drawn = (*COVER, *samples.draw(MORE, 1))
     run = lambda layout, faults="", seed=0: (
         table.make_trials(make_config().changed({"seed": seed}), layout)
-        .run(make_case(faults))
+        .run(small.make_case(faults))
         .state
     )
     states = {run(*one) for one in drawn}

@@ -6,11 +6,11 @@ Compiling them takes most of the time.
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.training.setup import accept
-from bamboo_jax.verify import cases, layouts as layouts_lib, table, trials as trials_lib
+from bamboo_jax.verify import layouts as layouts_lib, table, trials as trials_lib
 from configs import gnmt, resnet
 from tests import samples
+from tests.verify import small
 
 _LAYOUTS = (
     (1, {"pipeline.num_stages": 3}, {"costs_seed": 1}, ""),
@@ -18,10 +18,10 @@ _LAYOUTS = (
         3,
         {"pipeline.num_stages": 2, "redundancy.mode": "eager", "redundancy.spares": 1},
         {"costs_seed": 3, "num_devices": 4},  # Each needs the programs.
-        "1,1/0,7,kill",
+        "1,1/0,7",
     ),
 )
-_DEATHS = (("0/0", 3), ("0/1", 2), ("1/1", "reduce"), ("0/0", "apply"))
+
 _MODELS = (
     ("tuples", gnmt, dict(width=8, sequence_length=12, vocab_size=256)),
     ("statistics", resnet, dict(num_classes=3, depths=(1, 1), width=4, image_size=8)),
@@ -43,9 +43,8 @@ class ModelsTest(parameterized.TestCase):
     for num_pipelines, settings, more, faults in _LAYOUTS:
       sizes = layouts_lib.split_batch(config, num_pipelines)
       layout = layouts_lib.SweepLayout(tuple({**sizes, **settings}.items()), number=0, **more)
-      case = cases.Case(faults_lib.parse_faults(faults, source="test"))
-      table.make_trials(config, layout).run(case)  # Compares with one process.
+      # Compares with one process.
+      table.make_trials(config, layout).run(small.make_case(faults))
     trials = trials_lib.Trials(config, like=table.prepare(config)[0])
-    for place, at in _DEATHS:
-      fault = faults_lib.Fault(cases.FIRST_STEP, place, at)
-      self.assertNotEmpty(trials.run(cases.Case((fault,))).rungs, msg=fault)
+    for text in ("1,0/0,3", "1,0/1,2", "1,1/1,reduce", "1,0/0,apply"):
+      self.assertNotEmpty(trials.run(small.make_case(text)).rungs, msg=text)
