@@ -76,40 +76,35 @@ step,node,at,kind
 12,0/3,17,kill
 
 12, 1/0, 0, kill
-13,0/3,apply,kill
+  13,0/3,apply,kill
+14,1/0,reduce,node
+15,n3,,stop
+16,b,,zone
+17,,,leader
+18,,,join
+19,,,all
+19,1/1,,notice
+19,0/1,,slow:5
 """
     faults = parse(text)
-    self.assertEqual(faults, (Fault(12, "0/3", 17), Fault(12, "1/0", 0), Fault(13, "0/3", "apply")))
-    self.assertEqual([fault.line for fault in faults], [4, 6, 7])
-    self.assertEqual(str(faults[2]), "13,0/3,apply,kill")
-    self.assertEqual(parse(faults_lib.render(faults)), faults)
-
-  def test_kinds(self):
-    text = """# comment
-    step,node,at,kind
-    4,1/0,reduce,node
-    5,n3,,stop
-    6,b,,zone
-    7,,,leader
-    8,,,join
-    9,,,all
-    9,1/1,,notice
-    9,0/1,,slow:5
-    """
-    got = [(f.line, f.step, f.node, f.at, f.kind, f.place) for f in parse(text)]
     self.assertEqual(
-        got,
+        [(f.line, f.step, f.node, f.at, f.kind, f.place) for f in faults],
         [
-            (3, 4, "1/0", "reduce", "node", (1, 0)),
-            (4, 5, "n3", None, "stop", None),
-            (5, 6, "b", None, "zone", None),
-            (6, 7, "", None, "leader", None),
-            (7, 8, "", None, "join", None),
-            (8, 9, "", None, "all", None),
-            (9, 9, "1/1", None, "notice", (1, 1)),
-            (10, 9, "0/1", None, "slow", (0, 1)),
+            (4, 12, "0/3", 17, "kill", (0, 3)),
+            (6, 12, "1/0", 0, "kill", (1, 0)),
+            (7, 13, "0/3", "apply", "kill", (0, 3)),
+            (8, 14, "1/0", "reduce", "node", (1, 0)),
+            (9, 15, "n3", None, "stop", None),
+            (10, 16, "b", None, "zone", None),
+            (11, 17, "", None, "leader", None),
+            (12, 18, "", None, "join", None),
+            (13, 19, "", None, "all", None),
+            (14, 19, "1/1", None, "notice", (1, 1)),
+            (15, 19, "0/1", None, "slow", (0, 1)),
         ],
     )
+    self.assertEqual(str(faults[2]), "13,0/3,apply,kill")
+    self.assertEqual(parse(faults_lib.render(faults)), faults)
 
   @parameterized.parameters(*tables.read(_MISTAKES))
   def test_refuses(self, text, message):

@@ -127,21 +127,6 @@ class ChargesTest(parameterized.TestCase):
         ),
     )
 
-  def test_what_else_is_done(self):
-    self.begin()
-    self.now = 1.0
-    with self.charges.during("checkpoint"):
-      self.now = 3.0
-    self.now = 4.0
-    self.add(_result(3.5, secs=0.5))
-    self.now = 5.0
-    with self.charges.during("useful"):
-      self.now = 7.0
-    want = NodeTime(restart=5 * 1.5, idle=5 * 1.0 + 0.5, checkpoint=5 * 2.0, useful=5 * 2.0)
-    got = self.account().node_time
-    self.assertEqual(got._replace(bubble=0.0), want)
-    self.assertEqual(self.account().node_secs, 35.0)  # Charges are taken once.
-
   def test_nodes_that_come_are_charged_for_their_boot(self):
     self.begin()
     self.add(_result(0.0, secs=1.0))

@@ -3,8 +3,6 @@
 import math
 
 from absl.testing import parameterized
-import numpy as np
-import optax
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.training.setup import optimizers
@@ -19,10 +17,6 @@ def _make(name, *, num_steps=40, rate=0.1, **options):
       schedule=name, learning_rate=rate, schedule_options=_DEFAULT | options
   )
   return optimizers.make_schedule(section, num_steps=num_steps)
-
-
-def _rates(schedule, num_steps):
-  return [schedule.rate_at(count) for count in range(num_steps)]
 
 
 class SchedulesTest(parameterized.TestCase):
@@ -41,19 +35,13 @@ class SchedulesTest(parameterized.TestCase):
       if not {"decay_steps", "transition_steps"} & {*known}:
         continue
       options = {k: v for k, v in needed.items() if k in known}
-      rates = {n: _rates(_make(name, num_steps=n, **options), n) for n in (40, 80)}
-      for num_steps, found in rates.items():
+      for num_steps in (40, 80):
+        schedule = _make(name, num_steps=num_steps, **options)
+        found = [schedule.rate_at(count) for count in range(num_steps)]
         with self.subTest(name, num_steps=num_steps):
           self.assertGreater(found[-1], 0)
           self.assertLess(found[-1], 0.02)
           self.assertAlmostEqual(max(found), 0.1, places=6)
-
-  def test_rates_are_those_of_optax(self):
-    options = {"init_value": 0.0, "warmup_steps": 10, "decay_steps": 40}
-    want = optax.warmup_cosine_decay_schedule(peak_value=0.1, **options)
-    found = _make(_COSINE)
-    np.testing.assert_allclose(_rates(found, 40), [want(count) for count in range(40)], rtol=1e-5)
-    self.assertEqual(_rates(_make("constant"), 2), [0.1, 0.1])
 
   @parameterized.parameters(
       (_COSINE, 40, {}),

@@ -103,10 +103,3 @@ class SlowNodesTest(parameterized.TestCase):
     self.assertEqual([one.node for one in self.state.named], ["n1"])
     why = "it is 5.0 times as slow as it should be"
     self.assertEqual(self.reported, [(1, why)] * num_reports)
-
-  def test_a_view_has_no_past(self):
-    self.make()
-    self.hear(*[_USUAL] * _NUM_USUAL)
-    self.worker._times.clear()
-    self.hear(*[_USUAL] * (_NUM_USUAL - 1), *[_SLOW_1] * 3)
-    self.assertEqual(self.events, [])

@@ -14,14 +14,13 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.base import types as base_types
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
-from bamboo_jax.schedule import instruction, redundancy, timeline as timeline_lib
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib
 from bamboo_jax.training.setup import job as job_lib
-from tests import layouts, schedules
+from tests import layouts
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
 
-_Op = instruction.Op
 _NAN, _INF = math.nan, math.inf
 
 
@@ -119,19 +118,15 @@ class StepTest(parameterized.TestCase):
   def test_what_filled_waits(self):
     _, runner, _ = self.run_step()
     self.assertEmpty(runner.finish(step_lib.Measured(), ()).redundant)
-    row = [
-        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
-        for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
-    ]
-    bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
-    rows = redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))
+    predicted, found = (redundancy.Effect(n, 0.5, 0.25, stretch=2.0 * n) for n in (1, 2))
     filler = runner.executor.filler
-    filler.filling = redundancy.StepFilling([rows])
-    ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
-    done = runner.finish(step_lib.Measured(ran={0: ran}), ())
-    planned = {f"planned_{k}": v for k, v in vars(redundancy.Effect(0, 0.0, 0.0)).items()}
-    self.assertEqual(done.redundant, vars(redundancy.Effect(1, 0.5, 0.0, stretch=4.0)) | planned)
-    self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
+    filler.filling = types.SimpleNamespace(
+        predicted=predicted, find_effect=lambda ran: found if ran else None
+    )
+    done = runner.finish(step_lib.Measured(ran={0: redundancy.Ran()}), ())
+    planned = {f"planned_{k}": v for k, v in vars(predicted).items()}
+    self.assertEqual(done.redundant, vars(found) | planned)
+    self.assertEqual(filler.stretch, 4.0)
     runner.record = step_lib.StepRecord(steps=5)
     self.assertEmpty(runner.finish(step_lib.Measured(), ()).redundant)  # A node has died.
 
@@ -189,18 +184,13 @@ class SumsTest(parameterized.TestCase):
     self.assertEqual(got, step_lib.StepSums(8.0, 2.0, scale, 5.0))
     self.assertEqual(got.mean_loss, 4.0)
 
-  @parameterized.parameters((2.0, (2.0, 0.5)), (0.0, (_NAN, _NAN)))
-  def test_means_of_metrics(self, weight, means):
+  @parameterized.parameters((2.0, 0.5, (4.0, 2.0, 0.5)), (0.0, 0.0, (_NAN, _NAN, _NAN)))
+  def test_means(self, weight, scale, means):
+    """Not numbers if no token counts."""
     said = [step_lib.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
-    got = step_lib.add_up(said, clip_norm=None).metrics
-    self.assertEqual(str(got), str(means))
-
-  @parameterized.parameters(None, 1.0)
-  def test_no_token_counts(self, clip_norm):
-    said = [step_lib.LocalSums({0: (0.0,)}, (0.0, 0.0))]
-    got = step_lib.add_up(said, clip_norm=clip_norm)
-    self.assertEqual((got.weight, got.scale), (0.0, 0.0))
-    self.assertTrue(math.isnan(got.mean_loss))
+    got = step_lib.add_up(said, clip_norm=1.0)
+    self.assertEqual((got.weight, got.scale), (weight, scale))
+    self.assertEqual(str((got.mean_loss, *got.metrics)), str(means))
 
   @parameterized.parameters(
       # Loss, weight and norm of the gradient of step 60, skipped steps right before it, options,
