@@ -10,7 +10,6 @@ import bamboo_jax
 from bamboo_jax import config as config_lib
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import loggers
-from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import accept, optimizers
 from tests import folders, tiny
 
@@ -98,18 +97,17 @@ class BadPartsTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("text", "def make(): return 'bamboo'", "must return a dict of options"),
-      ("layout", "def make(): return {'study.layout': 'liveput'}", "which only simulations have"),
+      (
+          "layout",
+          "def make(): return {'study.layout': 'liveput'}",
+          "study.layout='liveput', which only sim",
+      ),
       ("key", "def make(): return {'recovery.dorp': True}", "'dorp'; did you mean 'drop'"),
   )
   def test_policy(self, code, message):
     config = tiny.make_config(recovery__policy=self.write(code))
     with self.assertRaisesRegex(ValueError, message):
       accept.accept(config)
-
-  def test_policy_of_the_simulator(self):
-    name = self.write("def make(): return {'recovery.drop': True, 'study.spread': False}")
-    self.assertTrue(accept.accept(tiny.make_config(recovery__policy=name)).recovery.drop)
-    self.assertFalse(policies.find(name)["study.spread"])
 
   @parameterized.named_parameters(
       ("nothing", "def make(*given): pass", "NoneType lacks log, event, close"),

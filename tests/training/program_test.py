@@ -3,7 +3,6 @@
 from unittest import mock
 
 from absl.testing import parameterized
-import jax
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
@@ -35,24 +34,6 @@ def make_config(**changes):
 
 class ProgramStepTest(folders.FolderCase):
 
-  def train(self, executor):
-    """Returns what four steps have logged, and the state after them."""
-    workdir = self.folder / executor
-    workdir.mkdir()
-    worker = read(executor=executor)[0].begin((), workdir_path=workdir)
-    worker.run(stop_at=4)
-    worker.state.compare_copies("again", worker._journal.during)
-    return jsonl.read_lines(workdir / "metrics.jsonl"), worker.engine.layer_states()
-
-  def test_without_a_death_it_is_rows(self):
-    (rows, want), (lines, got) = map(self.train, ("rows", "spmd"))
-    # A program does not tell when its passes run.
-    for found, steps in ((rows, (1, 2, 3, 4)), (lines, ())):
-      self.assertEqual(jsonl.column(found, "bubble_pct")[0], steps)
-    losses = [jsonl.column(found, "loss")[1] for found in (lines, rows)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), got, want)
-
   @parameterized.parameters(
       *("1,0/0,4", "1,0/1,apply"), *samples.draw(_DEATHS.strip().splitlines(), 1)
   )
@@ -82,9 +63,6 @@ class ProgramStepTest(folders.FolderCase):
     lines = jsonl.read_lines(self.folder / "metrics.jsonl")
     self.assertEqual([l["rung"] for l in lines if l.get("event") == "recovery"], ["drop"])
 
-
-class ConfigTest(parameterized.TestCase):
-
   def test_blocks_stay_whole(self):
     config = accept.accept(make_config())
     task = build.make_task(config)
@@ -92,13 +70,6 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(cuts, (3,))
     plan = build.make_plan(config, build.make_profile(config, task), cuts=cuts)
     self.assertEqual(plan.partition.bounds, (0, 3, 6))
-
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, "num_shares=2 must be num_pipelines=1"):
-      accept.accept(make_config(pipeline__num_shares=2))
-
-
-class RunTest(folders.FolderCase):
 
   def test_either_executor_resumes_what_the_other_has_saved(self):
     faults = self.folder / "faults.csv"
@@ -113,6 +84,7 @@ class RunTest(folders.FolderCase):
     self.enterContext(mock.patch.object(job_lib, "take", take))
     run.train_and_evaluate(config, workdir=str(self.folder), faults=str(faults))
     lines = jsonl.read_lines(self.folder / "metrics.jsonl")
+    # A program does not tell when its passes run.
     self.assertEqual(jsonl.column(lines, "bubble_pct")[0], ())
     self.assertEqual(jsonl.column(lines, "loss", event="eval")[0], (3,))
     self.assertLen([line for line in lines if line.get("event") == "recovery"], 1)
@@ -121,5 +93,6 @@ class RunTest(folders.FolderCase):
     config.pipeline.executor = "rows"
     run.train_and_evaluate(config, workdir=str(self.folder))
     lines = jsonl.read_lines(self.folder / "metrics.jsonl")
+    self.assertEqual(jsonl.column(lines, "bubble_pct")[0], (4,))
     want = read(executor="rows")[0].want(4).losses
     np.testing.assert_allclose(jsonl.column(lines, "loss")[1], want, rtol=1e-5)

@@ -1,10 +1,13 @@
-"""A member of a cluster between its client and its transport."""
+"""Cohorts: of one member, whose nodes die in one process, and of a cluster, between a client
+and a transport.
+"""
 
 import os
 from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
@@ -12,6 +15,85 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.training import cohort as cohort_lib
 from tests import folders, layouts, members
+
+
+def parse(text):
+  return faults_lib.parse_faults(text, source="test")
+
+
+def strike(cohort, line, owner=None):
+  """Lets a fault happen that is written as in a file."""
+  (fault,) = parse(line)
+  return cohort.strike(faults_lib.Due(fault, owner))
+
+
+class LocalCohortTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.cohort = cohort_lib.LocalCohort(4)
+
+  def test_nothing_is_said_twice_in_a_view(self):
+    self.cohort.gather("vote 1", 0)
+    with self.assertRaisesRegex(AssertionError, "vote 1 is said twice"):
+      self.cohort.gather("vote 1", 0)
+
+  @parameterized.parameters(
+      ("1,0/1,3,kill", 1, {0, 2, 3}),
+      ("1,0/1,vote,node", 2, {0, 1, 3}),
+      ("1,0/1,0,stop", 3, {0, 1, 2}),
+  )
+  def test_a_death_is_known_at_once(self, line, owner, left):
+    strike(self.cohort, line, owner)
+    self.assertEqual(self.cohort.hosted, left)
+    for call in (self.cohort.check, lambda: self.cohort.gather("vote 1", 0)):
+      with self.assertRaises(base.ViewChangedError):
+        call()
+    view = self.cohort.wait_change(0.0)
+    self.assertEqual((view.number, view.numbers), (2, left))
+    self.cohort.adopt(view.number)
+    self.cohort.check()
+    self.assertFalse(strike(self.cohort, line, owner))  # It happens once.
+    self.cohort.check()
+
+  @parameterized.product(
+      struck=[("2,,,leader", {1, 2, 3}), ("2,n2,,kill", {0, 1, 3}), ("2,,,all", {4, 5, 6, 7})],
+      num_before=[0, 1, 7],
+  )
+  def test_any_time_is_within_as_many_checks_as_a_step(self, struck, num_before):
+    line, left = struck
+    for seed in range(10):
+      self.cohort = cohort_lib.LocalCohort(4, seed=seed)
+      with self.assertRaises(base.ViewChangedError):
+        for check in range(16 + num_before + 8):
+          if check and check % 8 == 0:
+            self.cohort.settled()
+          if check == 16 + num_before:
+            strike(self.cohort, line)
+          self.cohort.check()
+      self.assertEqual(self.cohort.hosted, left)
+
+  def test_who_comes_or_leaves_interrupts_nobody(self):
+    self.assertFalse(strike(self.cohort, "2,,,join"))
+    self.cohort.wait_members(5)
+    with self.assertRaisesRegex(base.InfeasibleError, "1 more"):
+      self.cohort.wait_members(6, why="1 more")
+    strike(self.cohort, "2,n1,,notice")
+    self.cohort.check()
+    newest = self.cohort.newest
+    self.assertEqual((newest.number, newest.leaving), (3, (1,)))
+    self.assertEqual(newest.numbers, {0, 1, 2, 3, 4})
+    self.cohort.adopt(3)
+    self.cohort.say(1, gone="handed over")
+    with self.assertRaises(base.ViewChangedError):
+      self.cohort.check()
+
+  def test_the_last_death_of_agents_and_workers(self):
+    for node in range(3):
+      strike(self.cohort, f"2,0/{node},0,node", node)
+    with self.assertRaisesRegex(ValueError, "No live node is left"):
+      strike(self.cohort, "2,0/3,0,node", 3)
+
 
 _PATIENCE_SECS = 20.0
 _LAYOUT = layouts.lay_out((0, 1))
@@ -127,7 +209,7 @@ class StrikeTest(folders.FolderCase):
 
   def strike(self, line, owner=None, numbers=range(4)):
     """Returns what each node says to a fault, and the nodes that it has hit."""
-    (fault,) = faults_lib.parse_faults(line, source="test")
+    (fault,) = parse(line)
     at_once = lambda secs, call, arguments: mock.Mock(start=lambda: call(*arguments))
     with mock.patch.object(cohort_lib.threading, "Timer", at_once):
       said = [self.make(n).strike(faults_lib.Due(fault, owner)) for n in numbers]
@@ -147,7 +229,7 @@ class StrikeTest(folders.FolderCase):
   )
   def test_victims_strike_themselves(self, line, owner, names, signals):
     said, told = self.strike(line, owner)
-    (fault,) = faults_lib.parse_faults(line, source="test")
+    (fault,) = parse(line)
     self.assertEqual((said, told), ([False] * 4, [(name, fault.kind) for name in names]))
     found = ["agent " * (not own) + name.removeprefix("SIG") for own, name in self.signals]
     self.assertEqual(found, signals)
@@ -156,13 +238,13 @@ class StrikeTest(folders.FolderCase):
     for owner, names in ((1, ["n1"]), (2, [])):  # The step is repeated with another owner.
       _, told = self.strike("3,0/0,,kill", owner)
       self.assertEqual([name for name, _ in told], names)
-    one, faults = self.make(1), faults_lib.parse_faults("\n4,0/1,3,notice", source="test")
+    one, faults = self.make(1), parse("\n4,0/1,3,notice")
     for _ in range(2):  # The node lives on, and repeats the step.
       one.strike(faults_lib.Due(faults[0], 1))
     self.assertEqual([line["line"] for line in self.told.read()], [2])
 
   def test_any_time_is_soon_though_the_node_has_taken_long_to_start(self):
-    (fault,) = faults_lib.parse_faults("3,0/0,,kill", source="test")
+    (fault,) = parse("3,0/0,,kill")
     clock = self.enterContext(mock.patch.object(cohort_lib.time, "perf_counter"))
     timer = self.enterContext(mock.patch.object(cohort_lib.threading, "Timer"))
     clock.return_value = 0.0
@@ -180,7 +262,7 @@ class StrikeTest(folders.FolderCase):
 
   def test_joins_call_nodes_until_as_many_have_drawn_a_ticket(self):
     self.records.make("tickets/0/0", "n")  # Of a first node.
-    faults = faults_lib.parse_faults("3,,,join\n3,,,join", source="test")
+    faults = parse("3,,,join\n3,,,join")
     cohorts = [self.make(0), self.make(2)]
     strike = lambda: [[c.strike(faults_lib.Due(f, None)) for f in faults] for c in cohorts]
     self.assertEqual(strike(), [[False] * 2] * 2)
@@ -193,7 +275,7 @@ class StrikeTest(folders.FolderCase):
     self.assertEqual(self.strike("3,,,join", numbers=[1]), ([True], []))  # It has come.
 
   def test_no_fault_happens_again_in_another_run_of_one_command(self):
-    faults = faults_lib.parse_faults("3,0/0,6,kill\n5,,,join", source="test")
+    faults = parse("3,0/0,6,kill\n5,,,join")
     for fault in faults:
       self.make(1).strike(faults_lib.Due(fault, 1))
     self.assertLen([*self.told.read()], 2)
