@@ -73,9 +73,8 @@ class DeathsTest(parameterized.TestCase):
     self.state = types.SimpleNamespace(cohort=self.cohort, layout=layout, engine=engine)
     self.deaths = deaths_lib.Deaths(self.state)
 
-  def lose(self, agreement, *, knows=True):
-    if knows:
-      logs.note_names({1: "n1"})
+  def lose(self, agreement):
+    logs.note_names({1: "n1"})
     self.deaths.add(agreement, 10.5)
     return self.deaths.recoveries[-1]
 
@@ -165,10 +164,6 @@ class DeathsTest(parameterized.TestCase):
     self.deaths.end_step(22, None)
     waited, other = (r.step_end_at_secs for r in recoveries)
     self.assertBetween(other - waited, 4.9, 5.1)
-
-  def test_a_newcomer_does_not_know_the_names_of_the_dead(self):
-    recovery = self.lose(make_agreement(), knows=False)
-    self.assertEqual(recovery.names, ("node 1",))
 
   @parameterized.parameters(
       ({}, "its shadow n0 took over"),

@@ -51,7 +51,6 @@ class RefusedTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("absent", None, "^config.data.name: No file matches '.*/text'"),
-      ("empty", b"", "too short: it has 0 tokens"),
       ("short", b"few words", "too short: it has 10 tokens"),
   )
   def test_bad_text(self, content, message):

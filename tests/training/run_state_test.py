@@ -103,9 +103,7 @@ class RunStateTest(parameterized.TestCase):
     pipelines = layouts.make_pipelines([failover.Roles.initial((0, 1))])
     return self.rules.start(pipelines)
 
-  @parameterized.parameters(
-      ([1, 3, 6], [6], [6, 3]), ([3, 6, 9], [9, 6], [9, 6, 3]), ([6], [6], [6, 0])
-  )
+  @parameterized.parameters(([3, 6, 9], [9, 6], [9, 6, 3]), ([6], [6], [6, 0]))
   def test_who_begins_takes_the_newest_that_is_not_damaged(self, saved, damaged, tried):
     self.parts.saved, self.parts.damaged = saved, dict.fromkeys(damaged, True)
     self.state.begin(self.lay_out())

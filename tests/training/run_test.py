@@ -51,12 +51,12 @@ def _shared_optimizer(section, rate):
   return _OPTIMIZERS[key]
 
 
-def _plan(num_pipelines, num_stages, *, num_shares, total=4):
-  """Returns the changes for a plan with `total` microbatches."""
+def _plan(num_pipelines, num_stages, *, num_shares):
+  """Returns the changes for a plan with 4 microbatches."""
   return {
       "pipeline__num_pipelines": num_pipelines,
       "pipeline__num_stages": num_stages,
-      "pipeline__num_microbatches": total // num_pipelines,
+      "pipeline__num_microbatches": 4 // num_pipelines,
       "pipeline__num_shares": num_shares,
   }
 

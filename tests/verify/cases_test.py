@@ -37,12 +37,15 @@ class DrawDeathsTest(parameterized.TestCase):
     self.assertNotEqual(draw(kind), draw(kind, seed=1))
     self.assertLen(draw(kind), 40)
 
-  @parameterized.parameters(("pair", True), ("neighbours", False), ("second", True))
-  def test_two_in_one_step(self, kind, is_apart):
+  @parameterized.parameters(
+      ("pair", 1, True), ("neighbours", 1, False), ("second", 1, True), ("two_stages", 2, False)
+  )
+  def test_two_deaths(self, kind, last_step, is_apart):
     for case in draw(kind):
       first, second = case.faults
-      self.assertEqual((first.step, second.step, case.num_steps), (1, 1, 2))
+      self.assertEqual((first.step, second.step, case.num_steps), (1, last_step, last_step + 1))
       self.assertEqual(STEPS.is_apart(place_of(first), place_of(second)), is_apart)
+      self.assertEqual(place_of(first) == place_of(second), kind == "two_stages")
 
   def test_second_has_more_to_do_when_the_first_dies(self):
     for case in draw("second"):
@@ -51,11 +54,6 @@ class DrawDeathsTest(parameterized.TestCase):
       done = STEPS.order[: turns[first.at]].count(place_of(second))
       self.assertGreater(second.at, done)
 
-  def test_two_stages(self):
-    for case in draw("two_stages"):
-      first, second = case.faults
-      self.assertEqual((first.step, second.step, case.num_steps), (1, 2, 3))
-      self.assertEqual(place_of(first), place_of(second))
 
   @parameterized.named_parameters(
       ("same_pipeline", (0, 1), (0, 3), True),
