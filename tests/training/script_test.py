@@ -193,14 +193,13 @@ class BadNumbersTest(ScriptCase):
       self.assertEqual(got, want)
 
   @parameterized.parameters(
-      *("", "1,0/1,apply"),
-      *samples.draw(("1,0/1,3", "1,0/0,norm", "1,0/1,refresh", "1,1/0,vote"), 1),
+      *("2x2x2", "2x2x2 1,0/1,apply", "2x2x1 1,0/0,vote refresh=state"),
+      *samples.draw(
+          ("2x2x2 1,0/1,3", "2x2x2 1,0/0,norm", "2x2x2 1,0/1,refresh", "2x2x2 1,1/0,vote"), 1
+      ),
   )
-  def test_deaths(self, text):
-    self.train_poisoned(f"2x2x2 {text}")
-
-  def test_by_state(self):
-    self.train_poisoned("2x2x1 1,0/0,vote refresh=state")
+  def test_deaths(self, line):
+    self.train_poisoned(line)
 
   def test_votes_not_heard_but_the_commit_has_happened(self):
     ahead = self.tell(1, steps=2, holds=holdings.NOTHING)
