@@ -54,7 +54,6 @@ class DrawDeathsTest(parameterized.TestCase):
       done = STEPS.order[: turns[first.at]].count(place_of(second))
       self.assertGreater(second.at, done)
 
-
   @parameterized.named_parameters(
       ("same_pipeline", (0, 1), (0, 3), True),
       ("shadow", (0, 1), (0, 0), False),
