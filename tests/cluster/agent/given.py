@@ -8,7 +8,7 @@ import math
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import messages, records as records_lib, views
+from bamboo_jax.cluster import judge, messages, records as records_lib, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
 from tests.explorer import loop as loop_lib, place as place_lib, worker as worker_lib
@@ -20,6 +20,10 @@ def suspects(*whom, count=1, is_certain=False):
   """What an agent says of others."""
   found = (messages.Suspect(f"life {n}", "silent", is_certain) for n in whom)
   return messages.Say(suspects=tuple(found), count=count)
+
+
+def _number(name):
+  return int(name.strip("-n"))
 
 
 class Mesh:
@@ -128,6 +132,11 @@ class AgentCase(parameterized.TestCase):
     self.mesh.sent.clear()
     self.mesh.dialed.clear()
 
+  @property
+  def told(self):
+    """What it has said, newest last."""
+    return [m for m, _ in self.mesh.sent if isinstance(m, messages.Say)]
+
   def make(self, *, name="n0", me=0, **changes):
     """An agent that has not joined; its step `_join` is left to the test."""
     if not hasattr(self, "place"):
@@ -209,3 +218,101 @@ class AgentCase(parameterized.TestCase):
     if not end.done():
       return None
     return end.exception() or end.result()
+
+  def play(self, course):
+    """What happens, and what is found, step by step; see `courses_test`."""
+    for step in course.split(" | "):
+      with self.subTest(step=step):
+        self._step(*step.split())
+
+  def _step(self, who, *words):
+    match who, *words:
+      case "soon", other, *said:
+        self.loop.call_soon(self.agent._hear, f"life {_number(other)}", self._message(*said))
+      case "worker", "exits", code:
+        self.tell(self.agent._start, self.agent._end_worker, int(code))
+      case "worker", *said:
+        self.hear_worker(self._message(*said))
+      case "log", *view:
+        self.make_view(self._read_view(*view))
+      case "away", count:
+        self.place.errors = [OSError("no folder.")] * int(count)
+      case "asleep", secs:
+        self.clock.now += float(secs)
+      case "pass", secs, *others:
+        self.run_for(float(secs), beats=[_number(n) for n in others])
+      case "view", *view:
+        self.assertEqual(self.view, self._read_view(*view))
+      case "unmade", number:
+        self.assertIsNone(self.find_view(int(number)))
+      case "told", *said:
+        for key, value in self._say(*said).items():
+          self.assertEqual(f"{getattr(self.told[-1], key)}", f"{value}")
+      case "silent",:
+        self.assertEqual(self.told, [])
+      case "warned", *text:
+        self.assertEqual(self.logged, [" ".join(text)])
+      case "lives",:
+        self.assertIsNone(self.ended)
+      case ("ends" | "restarts") as how, *why:
+        self.assertEqual(self.ended, " ".join(why))
+        self.assertEqual(self.agent.must_restart, how == "restarts")
+      case "newcomer",:
+        self.agent.roster.origin = None
+      case "over",:
+        self.make_view(views.over(self.view))
+      case "anew",:
+        self.make_view(views.begin_run(self.view, "another"))
+      case "complete",:
+        judge.note_done(self.records, self.view)
+      case "dialed", *others:
+        self.assertEqual(self.mesh.dialed, [*map(_number, others)])
+      case "suspects", *others:
+        found = {f"life {_number(n)}" for n in others}
+        self.assertEqual(self.agent.roster.unreachable.keys(), found)
+      case "reads", number, *text:
+        view = self.find_view(int(number))
+        self.assertEqual(f"{view.text}, run {view.run}", " ".join(text))
+      case "fails", kind, *why:
+        self.assertEqual(f"{self.ended!r}", f"{kind}('{' '.join(why)}')")
+      case other, ("refuses" | "hangs") as what, *_:
+        if what == "refuses":
+          self.mesh.refusing.add(_number(other))
+        if (closed := self.mesh.closed.get(_number(other))) is not None:
+          self.tell(closed.set_result, "closed")
+      case other, "accepts":
+        self.mesh.refusing.clear()
+        self.mesh.silent.add(_number(other))
+        self.tell(self.mesh.accepted[_number(other)])
+      case other, "asks":
+        asked = self.make_view(views.ask(self.view, "n9"))
+        self.hear(_number(other), messages.NewView(asked))
+      case other, "comes":
+        self.tell(self.agent._welcome, members.member(_number(other)))
+      case other, *said:
+        self.hear(_number(other), self._message(*said))
+
+  def _say(self, key, *text):
+    """Returns the fields of what is said of a node."""
+    return {f"is_{key}": True} if key in ("done", "ready") else {key: " ".join(text)}
+
+  def _message(self, what, *rest):
+    match what:
+      case "certain":
+        return suspects(*(_number(n) for n in rest), is_certain=True)
+      case "finishes":
+        return messages.Post(1, messages.FINISHED, None)
+      case "beats":
+        return messages.Beat(view=int(rest[0]))
+      case "shows":
+        return messages.NewView(self._read_view(*rest))
+    return messages.Say(**self._say(what, *rest))
+
+  def _read_view(self, number, *words):
+    """Returns a view; without a reason it has that of the agent's view."""
+    names, _, reason = " ".join(words).partition(": ")
+    found = names.split()
+    numbers = [*map(_number, found)]
+    leaving = tuple(n for n, name in zip(numbers, found, strict=True) if name.startswith("-"))
+    reason = reason or self.view.reason
+    return members.view(int(number), *numbers, reason=reason, leaving=leaving)

@@ -5,7 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax import base, config
+from bamboo_jax import config
 from bamboo_jax.cluster import judge, messages, records as records_lib, views
 from tests import members
 from tests.cluster.agent import given
@@ -17,29 +17,6 @@ class OwnWorkerTest(given.AgentCase):
     """The worker, which was started, ends."""
     self.tell(self.agent._start, self.agent._end_worker, code)
     self.run_for(0.001)
-
-  @parameterized.named_parameters(
-      ("done", messages.Say(is_done=True), 0, ""),
-      ("failed", None, 1, "its worker ended with exit status 1"),
-      ("failed_alone", None, -11, "its worker was killed by SIGSEGV"),
-  )
-  def test_the_end_of_the_worker(self, message, code, reason):
-    self.begin(me=1)
-    if message:
-      self.hear_worker(message)
-    self.exit(code)
-    if code < 0:  # The others go on without it, and then it ends.
-      self.assertEqual([m.gone for m, _ in self.mesh.sent], [reason])
-      self.hear(0, messages.NewView(members.view(2, 0, 2)))
-      self.run_for(2.5)
-      self.assertIsNone(self.ended)  # Nobody has said so since.
-      self.hear(2, messages.Beat(view=1))  # It was on its way when the view was made.
-      self.run_for(0.2)
-      self.assertIsNone(self.ended)
-      self.hear(2, messages.Beat(view=2))
-      self.run_for(0.2)
-    self.assertEqual(self.ended, reason)
-    self.assertFalse(self.agent.must_restart)
 
   @parameterized.parameters(
       # Exit status, whether it joined others or is in the view, and whether
@@ -55,19 +32,6 @@ class OwnWorkerTest(given.AgentCase):
     self.agent.roster.origin = origin
     self.exit(code)
     self.assertEqual(self.agent.is_mistake, is_mistake)
-
-  @parameterized.parameters((1, 1, True), (1, 0, True), (3, 0, True), (1, 5, False))
-  def test_an_error_that_ends_the_run(self, me, number, ends):
-    """Each agent ends with that of a member, also one that is none."""
-    self.begin(me=me)
-    said = messages.Say(failed="no such layer")
-    if number == me:
-      self.hear_worker(said)
-    else:
-      self.hear(number, said)
-    self.assertEqual(isinstance(self.ended, base.RunFailedError), ends)
-    self.assertEqual(f"{self.ended}", "no such layer" if ends else "None")
-    self.assertEqual((said, None) in self.mesh.sent, number == me)
 
   def test_of_each_key_the_first_post_counts(self):
     self.begin()
@@ -99,78 +63,16 @@ class OwnWorkerTest(given.AgentCase):
     self.tell(start_twice)
     self.assertLen(started, 2)
 
-  def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
-    self.begin(me=1)
-    self.tell(self.agent._start, self.agent._end_worker, 0)
-    self.hear_worker(messages.Say(is_done=True))
-    self.run_for(0.1)
-    self.assertEqual(self.ended, "")
-    self.assertIn((messages.Say(is_done=True), None), self.mesh.sent)
-
-  @parameterized.named_parameters(
-      ("who_came_when_others_were_done", (), True),
-      ("who_did_not_hear_what_one_said_last", (0, 1), True),
-      ("who_finishes_with_them_and_still_writes", (0, 1, 2), False),
-  )
-  def test_ends_when_others_are_done(self, finish, ends):
-    self.begin(me=1)
-    for number in finish:
-      post = messages.Post(1, messages.FINISHED, None)
-      if number == 1:
-        self.hear_worker(post)
-      else:
-        self.hear(number, post)
-    self.hear(0, messages.Say(is_done=True))
-    self.run_for(9.9, beats=(0, 2))
-    self.assertIsNone(self.ended)
-    self.run_for(0.5, beats=(0, 2))
-    self.assertEqual(self.ended, "" if ends else None)
-
-  def test_who_is_done_is_left_out_with_the_dead(self):
-    self.begin(me=1, numbers=(0, 1, 2, 3))
-    self.hear(0, messages.Say(is_done=True))
-    self.hear(2, messages.Say(gone="killed"))
-    self.run_for(0.1)
-    want = members.view(2, 1, 3, reason="n0 left: it is done; n2 left: killed")
-    self.assertEqual(self.view, want)
-
-  @parameterized.parameters(False, True)
-  def test_the_worker_ends_because_the_run_has_begun_anew(self, is_other):
-    self.begin(me=1)
-    empty = views.begin_run(self.view, "another") if is_other else views.over(self.view)
-    self.make_view(empty)
-    self.exit(1)
-    want = "another run has begun in the folder" if is_other else empty.reason
-    self.assertEqual(self.ended, want)
-    self.assertTrue(self.agent.must_restart)
-
-  def test_nobody_is_left(self):
-    self.begin(numbers=(0, 1))
-    self.loop.call_soon(self.agent._hear, "life 1", messages.Say(gone="killed"))
-    self.exit(-9)
-    self.run_for(0.9)
-    self.assertIsNone(self.find_view(2))
-    self.run_for(0.5)
-    self.assertEqual(self.ended, "no member of view 1 is left")
-    self.assertTrue(self.agent.must_restart)
-
-  def test_a_slow_worker_hands_over(self):
-    self.begin()
-    self.hear_worker(messages.Say(notice="it is slow"))
-    self.assertIn((messages.Say(notice="it is slow"), None), self.mesh.sent)
-    self.run_for(0.1)
-    self.assertEqual(self.view.leaving, (0,))
-
   def test_a_stopped_worker_is_killed(self):
     self.begin()
-    self.run_for(0.5, beats=(1, 2))
+    self.play("pass 0.5 n1 n2")
     self.worker.stopped = True
     self.run_for(0.8)
     self.assertFalse(self.worker.is_killed)
     self.run_for(0.4)
     self.assertTrue(self.worker.is_killed)
     self.exit(-9)
-    (gone,) = (m for m, _ in self.mesh.sent if isinstance(m, messages.Say))
+    (gone,) = self.told
     self.assertEqual(gone.gone, "its worker was stopped for 1.0 s")
     self.assertBetween(gone.silent_secs, 1.0, 1.5)
 
@@ -186,7 +88,7 @@ class OwnWorkerTest(given.AgentCase):
   def test_a_worker_that_waits_for_the_folder(self, it, killed_secs):
     """It makes no progress from second 1 on, for 13 s; it is then killed."""
     self.begin(numbers=(0, 1), limits=config.ClusterSection(no_progress_secs=13.0))
-    self.hear_worker(messages.Say(is_ready=True))
+    self.play("worker ready")
     self.tell(self.agent._start, self.agent._follow)
     self.run_for(0.9)
     if it == "fails":
@@ -202,18 +104,17 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_a_doubt_is_settled_by_the_log(self):
     self.begin()
-    self.place.errors = [OSError("no folder.")]
+    self.play("away 1")
     self.hear_worker(messages.Beat(doubts=1))
     self.run_for(0.05)
     self.assertEqual(self.worker.sent, [])
     self.run_for(0.1)
     self.assertEqual(self.worker.sent, [messages.NewView(self.view, doubts=1)])
     self.worker.sent.clear()
-    self.make_view(members.view(2, 1, 2))
+    self.play("log 2 n1 n2")
     self.hear_worker(messages.Beat(doubts=2))
-    self.run_for(0.1)
+    self.play("pass 0.1 | ends the others continue without it: test")
     self.assertEqual(self.worker.sent, [])
-    self.assertIn("the others continue without it", self.ended)
 
   def test_a_worker_is_told_the_view_that_came_before_its_start(self):
     self.begin(me=3)
@@ -224,10 +125,9 @@ class OwnWorkerTest(given.AgentCase):
     self.tell(self.agent._start, self.agent._worker)
     self.assertEqual(self.worker.sent, [later])
     self.tell(self.worker.exit.set_result, 1)
-    self.run_for(0.1)
-    self.assertEqual(self.ended, "its worker ended with exit status 1")
+    self.play("pass 0.1 | ends its worker ended with exit status 1")
     self.mesh.sent.clear()
-    self.hear_worker(messages.Say(notice="it is slow"))
+    self.play("worker notice it is slow")
     self.assertEqual(self.mesh.sent, [])
 
   def test_the_status_is_written_once_a_second(self):
@@ -393,14 +293,11 @@ class JoinTest(given.AgentCase):
     self.begin(me=3)
     self.mesh.silent.add(1)
     self.agent.roster.connected.discard("life 1")
-    self.hear_worker(messages.Say(is_ready=True))
-    self.run_for(0.3)
-    are_ready = lambda: {m.is_ready for m, _ in self.mesh.sent if isinstance(m, messages.Say)}
+    self.play("worker ready | pass 0.3")
+    are_ready = lambda: {m.is_ready for m in self.told}
     self.assertNotIn(True, are_ready())
     self.tell(self.mesh.closed[1].set_result, "closed")
     self.run_for(0.3)
     self.assertNotIn(True, are_ready())  # It has not heard the others yet.
-    for number in (0, 2):
-      self.hear(number, messages.Beat(view=1))
-    self.run_for(0.3)
+    self.play("n0 beats 1 | n2 beats 1 | pass 0.3")
     self.assertIn(True, are_ready())

@@ -5,38 +5,17 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import judge, messages, views
+from bamboo_jax.cluster import messages, views
 from tests import members
 from tests.cluster.agent import given
-
-_REFUSED = "its agent cannot be reached: refused"
 
 
 class LinksTest(given.AgentCase):
 
-  def test_a_closed_connection_is_opened_again(self):
-    self.begin()
-    self.tell(self.mesh.closed[1].set_result, "closed")
-    self.assertEqual(self.mesh.dialed, [1])
-    self.run_for(0.01)
-    self.assertIn((messages.NewView(self.view), "life 1"), self.mesh.sent)
-    self.tell(self.mesh.closed[1].set_result, "closed")  # At once: it may have left this one out.
-    self.run_for(0.15)
-    self.assertEqual(self.mesh.dialed, [1])
-    self.run_for(0.1)
-    self.assertEqual(self.mesh.dialed, [1, 1])
-
-  def refuse(self, *numbers):
-    self.mesh.refusing.update(numbers)
-    for number in numbers:
-      self.tell(self.mesh.closed[number].set_result, "closed")
-
   def test_a_death(self):
     self.begin()
-    self.refuse(1)
-    self.hear(2, given.suspects(1, is_certain=True))
-    self.run_for(0.02)
-    view = members.view(2, 0, 2, reason=f"n1 left: {_REFUSED}")
+    self.play("n1 refuses | n2 certain n1 | pass 0.02")
+    view = members.view(2, 0, 2, reason="n1 left: its agent cannot be reached: refused")
     self.assertEqual(self.view, view)
     self.assertEqual(self.find_view(2), view)
     self.assertIn((messages.NewView(view), None), self.mesh.sent)
@@ -44,56 +23,15 @@ class LinksTest(given.AgentCase):
     self.assertIn(messages.NewView(view), self.worker.sent)
     self.assertNotIn("life 1", self.agent.roster.known)
 
-  def test_two_deaths_at_once_are_one_view(self):
-    self.begin(numbers=range(5))
-    self.refuse(1)
-    self.hear(2, messages.Say(gone="test"))
-    self.run_for(0.0005)
-    self.assertIsNone(self.find_view(2))  # Node 1 is tried again.
-    for number in (3, 4):
-      self.hear(number, given.suspects(1, is_certain=True))
-    self.run_for(0.02)
-    self.assertEqual(self.view, members.view(2, 0, 3, 4, reason=self.view.reason))
-
-  def test_who_was_suspended_waits_again(self):
-    self.begin()
-    self.run_for(1.0, beats=(1, 2))
-    self.refuse(1)
-    self.run_for(0.1, beats=(1, 2))
-    self.clock.now += 60.0
-    self.run_for(2.8, beats=(1, 2))
-    self.assertEqual(self.view.number, 1)
-    self.run_for(0.6, beats=(1, 2))
-    self.assertEqual(self.view.number, 2)
-
-  def test_who_does_not_refuse_any_more_may_be_busy(self):
-    self.begin()
-    self.refuse(1)
-    self.run_for(2.5, beats=(2,))
-    self.mesh.refusing.clear()
-    self.mesh.silent.add(1)
-    self.tell(self.mesh.accepted[1])
-    self.assertIn((messages.Say(count=2), None), self.mesh.sent)
-
   def test_who_refuses_and_is_no_member_has_left(self):
     self.begin()
     self.records.mark("nodes/life 5", {})
-    self.mesh.refusing.add(5)
-    self.tell(self.agent._welcome, members.member(5))
-    self.run_for(0.1)
+    self.play("n5 refuses | n5 comes | pass 0.1")
     self.assertNotIn("life 5", self.agent.roster.known)
     self.assertEqual(self.records.names("nodes"), [])
     self.mesh.refusing.clear()
-    self.tell(self.agent._welcome, members.member(5))  # It is back.
-    self.run_for(0.1)
+    self.play("n5 comes | pass 0.1")  # It is back.
     self.assertIn("life 5", self.agent.roster.connected)
-
-  def test_who_has_become_a_member_is_suspected(self):
-    self.begin()
-    self.mesh.refusing.add(5)
-    self.hear(1, messages.NewView(members.view(2, 0, 1, 2, 5)))
-    self.run_for(0.1)
-    self.assertIn("life 5", self.agent.roster.unreachable)
 
   @parameterized.parameters((0, 3, True), (3, 0, False))
   def test_two_nodes_with_one_name(self, first, second, ends):
@@ -108,9 +46,7 @@ class LinksTest(given.AgentCase):
 
   def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()
-    for number in (1, 2):
-      self.hear(number, messages.Beat(view=1))
-    self.hear_worker(messages.Say(is_ready=True))
+    self.play("n1 beats 1 | n2 beats 1 | worker ready")
     self.hear_worker(messages.Say(layout={"a": 1}))
     self.tell(self.agent.give_notice, "SIGTERM")
     post = messages.Post(1, "vote", "yes")
@@ -129,7 +65,7 @@ class LinksTest(given.AgentCase):
     post = messages.Post(1, "vote", "yes")
     self.hear_worker(post)
     for number in range(2, 40):  # Asks and answers, which concern no worker.
-      self.hear(1, messages.NewView(members.view(number, 0, 1, 2)))
+      self.play(f"n1 shows {number} n0 n1 n2")
     self.hear_worker(messages.Beat(step=1, view=39))
     self.mesh.sent.clear()
     self.tell(self.agent._resend, members.member(1))
@@ -140,27 +76,16 @@ class SuspicionsTest(given.AgentCase):
 
   def test_silence(self):
     self.begin()
-    self.run_for(2.9, beats=(1,))
+    self.play("pass 2.9 n1")
     self.assertEqual({type(m) for m, _ in self.mesh.sent}, {messages.Beat})
     self.assertBetween(len(self.mesh.sent), 8, 11)
-    self.run_for(0.3, beats=(1,))
+    self.play("pass 0.3 n1")
     reason = "its agent was silent for 3.0 s"
     self.assertIn(f"Suspects n2: {reason}", self.logged)
     suspects = (messages.Suspect("life 2", reason, is_certain=False),)
     told = messages.Say(suspects=suspects, count=1)
     self.assertIn((told, None), self.mesh.sent)
     self.assertIn(messages.NewView(self.view, is_due=True), self.worker.sent)
-
-  def test_once_the_first_is_heard_again_others_have_a_second(self):
-    """No link worked since 1.6 s; that of n2 may be about to work again."""
-    self.begin()
-    self.run_for(1.6, beats=(1,))
-    self.run_for(2.3)
-    self.assertEqual(self.agent._suspicions.of("life 0").keys(), {"life 2"})
-    self.run_for(0.8, beats=(1,))
-    self.assertEqual(self.view.number, 1)
-    self.run_for(0.5, beats=(1,))
-    self.assertEqual([m.number for m in self.view.members], [0, 1])
 
   def test_of_many_agents_each_beats_less_often(self):
     self.begin(numbers=range(601))
@@ -169,7 +94,7 @@ class SuspicionsTest(given.AgentCase):
 
   def test_of_who_was_left_out_nothing_is_kept(self):
     self.begin()
-    self.hear(1, messages.NewView(members.view(2, 0, 1)))
+    self.play("n1 shows 2 n0 n1")
     self.hear(1, given.suspects(2, 3))
     self.assertCountEqual(self.agent.roster.suspicions.of("life 1"), ["life 3"])
     self.assertIsNone(self.agent.roster.watch.silent_secs("life 2", 5.0))
@@ -196,43 +121,6 @@ class SuspicionsTest(given.AgentCase):
 
 class ViewsTest(given.AgentCase):
 
-  def test_the_next_member_acts_if_the_leader_does_not(self):
-    self.begin(me=1)
-    self.hear(2, messages.Say(gone="killed"))
-    self.run_for(1.9, beats=(0,))
-    self.assertIsNone(self.find_view(2))
-    self.run_for(0.2, beats=(0,))
-    self.assertEqual(self.view, members.view(2, 0, 1, reason="n2 left: killed"))
-
-  def lose_most(self):
-    self.begin()
-    gone = messages.Say(gone="killed")
-    self.loop.call_soon(self.agent._hear, "life 1", gone)  # At once with that of the other.
-    self.hear(2, gone)
-
-  def test_a_minority_lets_others_go_first(self):
-    self.lose_most()
-    self.run_for(0.9)
-    self.assertIsNone(self.find_view(2))
-    self.run_for(0.2)
-    self.assertEqual(self.view, members.view(2, 0, reason="n1 left: killed; n2 left: killed"))
-
-  def test_a_minority_that_the_others_went_on_without(self):
-    self.lose_most()
-    self.make_view(members.view(2, 1, 2, reason="n0 left: silent"))
-    self.run_for(1.2)
-    self.assertEqual(self.ended, "the others continue without it: n0 left: silent")
-
-  def test_a_folder_that_does_not_answer_is_asked_again(self):
-    self.begin()
-    self.place.errors = [OSError("no folder.")] * 3
-    self.hear(1, messages.Say(gone="gone"))
-    self.run_for(0.25)
-    self.assertEqual(self.view.number, 1)
-    self.assertEqual(self.logged, ["no folder. Trying again."])
-    self.run_for(0.2)
-    self.assertEqual(self.view.number, 2)
-
   def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
     self.begin()
     for tenth in range(205):
@@ -240,22 +128,10 @@ class ViewsTest(given.AgentCase):
       self.agent._warn(f"No answer.{' Trying again.' * (tenth % 2)}")
     self.assertLen(self.logged, 6)
 
-  def test_views_that_are_told(self):
-    self.begin(me=2)
-    self.hear(0, messages.NewView(self.make_view(members.view(2, 0, 1, 2, 3))))
-    self.assertEqual(self.view.number, 2)
-    self.make_view(members.view(3, 0, 2, 3))
-    self.hear(0, messages.NewView(self.make_view(members.view(4, 0, 2))))
-    self.assertEqual(self.view.number, 2)  # One is missing.
-    self.run_for(0.01)
-    self.assertEqual(self.view.number, 4)
-
   def test_a_member_answers_who_asks_and_its_worker_works_on(self):
     self.begin(me=1)
-    asked = self.make_view(views.ask(self.view, "n9"))
-    self.place.errors = [OSError("no folder.")]
-    self.hear(0, messages.NewView(asked))
-    self.run_for(0.2)
+    asked = views.ask(self.view, "n9")
+    self.play("n0 asks | away 1 | pass 0.2")
     self.assertEqual(self.find_view(3), views.answer(asked, "n1"))
     self.assertEqual(self.worker.sent, [])
     # Values are posted in the view in which workers are.
@@ -270,16 +146,14 @@ class ViewsTest(given.AgentCase):
     self.begin(me=me)
     if me == 1:
       self.agent.roster.gone["life 1"] = "killed"
-    asked = self.make_view(views.ask(self.view, "n9"))
-    self.hear(0, messages.NewView(asked))
-    self.run_for(0.2)
+    asked = views.ask(self.view, "n9")
+    self.play("n0 asks | pass 0.2 | unmade 3")
     self.assertEqual(self.view, asked)
-    self.assertIsNone(self.find_view(3))
 
   @parameterized.parameters(1, 2)
   def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(self, count):
     self.begin(me=3)
-    self.agent.roster.origin = None
+    self.play("newcomer")
     joined = members.view(2, 0, 1, 2, 3)
     copy = views.ask(joined, "n9")
     for _ in range(count - 1):
@@ -292,7 +166,7 @@ class ViewsTest(given.AgentCase):
   def test_a_newcomer_that_hears_a_later_view_works_in_its_first_one_too(self):
     """Others may wait for it there."""
     self.begin(me=3)
-    self.agent.roster.origin = None
+    self.play("newcomer")
     found = [self.make_view(members.view(2, 0, 1, 2, 3)), self.make_view(members.view(3, 0, 2, 3))]
     self.hear(0, messages.NewView(found[1]))
     self.run_for(0.2)
@@ -316,7 +190,7 @@ class FollowTest(given.AgentCase):
 
   def test_agents_that_are_found(self):
     self.begin()
-    self.hear(1, messages.NewView(members.view(2, 0, 1)))  # Without n2.
+    self.play("n1 shows 2 n0 n1")
     for number in (1, 2, 8):
       self.records.mark(
           f"nodes/life {number}", {"member": json_lib.to_plain(members.member(number))}
@@ -337,43 +211,14 @@ class FollowTest(given.AgentCase):
       self.do(self.agent._look_for_agents())
       self.assertEqual(("put", "nodes/life 0") in self.place.calls, is_due)
 
-
-class RunOverTest(given.AgentCase):
-  """Who ends a run of which nobody is left."""
-
-  def end_run(self, *, said=(0, 1, 2), is_again=False, is_done=False, view=None, secs=0.1):
-    self.begin(me=3, is_again=is_again, view=view)
-    if is_done:
-      judge.note_done(self.records, members.view(1))
-    self.agent.roster.gone = {f"life {n}": "killed" for n in said}
-    for number in {0, 1, 2} - {*said}:
-      self.mesh.refusing.add(number)
-      self.tell(self.mesh.closed[number].set_result, "closed")
-    self.agent.roster.origin = None
-    self.run_for(1.2 + secs)
-
-  def test_it_writes_a_view_without_members(self):
-    self.end_run()
-    self.assertEqual(self.find_view(2), views.View(2, (), "no member of view 1 is left"))
-    self.assertTrue(self.agent.must_restart)
-
-  @parameterized.parameters((False, (), True), (True, (), False), (False, (1,), False))
-  def test_it_is_another_run_if_nobody_is_left_of_the_former_one(self, is_again, said, begins):
-    self.end_run(is_again=is_again, said=said, secs=11.0)
-    self.assertEqual(self.find_view(2), views.ask(members.view(1, 0, 1, 2), "n3"))
-    want = views.View(3, (), "no member of view 2 is left", run=3 if begins else 0)
-    self.assertEqual(self.find_view(3), want)
-
-  def test_no_run_begins_again_that_was_done(self):
-    self.end_run(is_done=True)
-    self.assertEqual((self.ended, self.agent.must_restart), ("", False))
-    self.assertEqual(judge.newest_view(self.records).number, 1)
+  # A run of which nobody is left.
 
   @parameterized.parameters(0, 1)
   def test_any_other_view_is_an_answer(self, kind):
     first = members.view(1, 0, 1, 2)
     answer = (views.answer(views.ask(first, "n3"), "n1"), members.view(3, 0, 1))[kind]
-    self.end_run(secs=2.0, said=())
+    self.begin(me=3)
+    self.play("newcomer | n0 refuses | n1 refuses | n2 refuses | pass 3.2")
     self.make_view(answer)
     self.run_for(1.0)
     self.assertEqual(self.view, answer)
