@@ -43,14 +43,6 @@ class ViewsTest(parameterized.TestCase):
     got = views.next_view(view(0, 1), lost={}, candidates=[other, again, member(2)])
     self.assertEqual(got.members, (member(0), member(1), again))
 
-  def test_an_epoch_begins_with_a_view_without_members(self):
-    first = views.next_view(views.EMPTY, lost={}, candidates=[member(0)])
-    over = views.View(first.number + 1, (), "nobody is left")
-    again = views.next_view(over, lost={}, candidates=[member(1)])
-    later = views.next_view(again, lost={}, candidates=[member(2)])
-    got = [v.epoch for v in (first, again, later)]
-    self.assertEqual(got, [0, over.number, over.number])
-
   @parameterized.named_parameters(
       # Nodes of the view that was adopted, those of later ones, and the number of its successor.
       ("none", "01", "", None),
@@ -107,7 +99,9 @@ class ViewsTest(parameterized.TestCase):
     self.assertEqual((alone.number, alone.epoch, alone.run), (5, 5, 5))
     for origin in (over, begun):
       first = views.next_view(origin, lost={}, candidates=[members.member(7)])
-      self.assertEqual((first.epoch, first.run), (origin.number, origin.run))
+      later = views.next_view(first, lost={}, candidates=[members.member(8)])
+      for joined in (first, later):
+        self.assertEqual((joined.epoch, joined.run), (origin.number, origin.run))
       self.assertEqual(views.ask(first, "n9").run, origin.run)
 
   @parameterized.parameters((1, 0), (0, 0))

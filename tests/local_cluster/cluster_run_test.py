@@ -6,6 +6,8 @@ import socket
 import types
 from unittest import mock
 
+from absl.testing import parameterized
+
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import flagset
 from bamboo_jax.faults import faults as faults_lib
@@ -14,16 +16,34 @@ from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers, scale
 from bamboo_jax.training.setup import accept
-from tests import folders, tiny
+from tests import folders, tables, tiny
 
-_TRACE = """
-0,add,a/1
-0,add,b/1
-1000,notice,a/1
-2000,remove,a/1
-2000,add,a/2
-3000,add,a/1
-4000,remove,a/2
+# Of two nodes of a run, then what happens: it is a second, all that was started or ended since,
+# and all that was shown. A node has joined or failed; so many are called; none can start.
+_COURSES = """
+0,add,a/1 0,add,b/1 1000,notice,a/1 2000,remove,a/1 2000,add,a/2 3000,add,a/1 4000,remove,a/2
+  at 0.9 | does | at 1 | does notice n0 | at 2 | does remove n0, add n2 a | at 2.5 | does |
+  at 3.1 | does add n3 a | at 10 | does remove n2
+0,add,a/1 0,add,b/1 3600000,remove,a/1
+  call 2 | at 0 | does add n2 a, add n3 b | joined n2 | failed n2 | at 1 | does | failed n3 |
+  shows n2 starts, to join / n3 starts, to join |
+  at 2 | shows n3 could not join; another one starts in 1 s | at 2.9 | does | at 3 |
+  does add n4 a | shows n4 starts, to join | failed n4 |
+  at 4 | shows n4 could not join; another one starts in 2 s | at 6 | does add n5 b |
+  shows n5 starts, to join | failed n5 |
+  at 6 | shows n5 could not join; another one starts in 4 s | at 9.9 | does | at 10 |
+  does add n6 a | joined n6 | at 11 | at 999 | does
+0,add,a/1 0,add,b/1 3600000,remove,a/1
+  none starts | call 1 | at 0 |
+  shows no node can start: Resource temporarily unavailable; another one starts in 1 s |
+  at 0.01 | shows | at 1.5 |
+  shows no node can start: Resource temporarily unavailable; another one starts in 2 s | at 3.5 |
+  shows no node can start: Resource temporarily unavailable; another one starts in 4 s |
+  all start | at 8 | does add n5 b
+0,add,a/1 0,add,b/1 9,add,a/2 30000,remove,a/2
+  none starts | at 0 | does | at 0.01 |
+  shows no node can start: Resource temporarily unavailable; another one starts in 1 s |
+  all start | at 8 | does add n3 a | at 40 | does remove n3
 """
 
 
@@ -115,20 +135,33 @@ class RunTest(folders.FolderCase):
     self.progress.reset_mock()
     return shown
 
-  def test_events_of_a_trace_in_order_of_time(self):
-    trace = readers.parse_trace(_TRACE, source="t.csv")
-    planned = scale.plan_replay(scale.scale(trace, num_nodes=None, time_scale=0.1))
-    one, done = self.start_run(replay=planned), {}
+  @parameterized.parameters(*tables.read(_COURSES.replace("|\n", "|")))
+  def test_course(self, trace, course):
+    trace = readers.parse_trace(trace.replace(" ", "\n"), source="t.csv")
+    planned = scale.plan_replay(trace)
+    one = self.start_run(replay=planned)
     for zone, node in zip("ab", planned.first, strict=True):
       one.start_node(zone, node)
     self.nodes.events.clear()
-    for now in (0.09, 0.1, 0.2, 0.25, 0.31, 1.0):
-      one.tend(now)
-      done[now] = [*self.nodes.events]
-      self.nodes.events.clear()
-    events = {0.1: ["notice n0"], 0.2: ["remove n0", "add n2 a"], 0.31: ["add n3 a"]}
-    events[1.0] = ["remove n2"]
-    self.assertEqual({now: events for now, events in done.items() if events}, events)
+    for step in course.split(" | "):
+      with self.subTest(step=step):
+        what, _, value = step.strip().partition(" ")
+        match what:
+          case "at":
+            one.tend(float(value))
+          case "call":
+            self.nodes.num_joins = int(value)
+          case "joined" | "failed":
+            getattr(self.nodes, what).add(value)
+          case "none" | "all":
+            full = OSError("Resource temporarily unavailable")
+            self.nodes.error = full if what == "none" else None
+          case "does":
+            self.assertEqual(", ".join(self.nodes.events), value)
+            self.nodes.events.clear()
+          case "shows":
+            shown = [text for text in self.take() if not text.startswith(("pause", "trace"))]
+            self.assertEqual(" / ".join(shown), value)
 
   def test_each_line_is_shown_once(self):
     self.write_start(0)
@@ -197,50 +230,6 @@ class RunTest(folders.FolderCase):
       one = self.make_run(metrics_port=65535)
       one.start_node()
       self.assertIn("--metrics_port=65535", self.nodes.arguments)
-
-  def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
-    one = self.start_run()
-    self.nodes.num_joins = 2
-    started = lambda: [event.split()[1] for event in self.nodes.events]
-    for now, comes, ends, want in (
-        (0.0, "", "", ["n0", "n1"]),
-        (1.0, "n0", "n0", []),  # It has ended later.
-        (2.0, "", "n1", []),
-        (2.9, "", "", []),
-        (3.0, "", "", ["n2"]),
-        (4.0, "", "n2", []),
-        (6.0, "", "", ["n3"]),
-        (6.0, "", "n3", []),
-        (10.0, "", "", ["n4"]),
-        (11.0, "n4", "", []),
-        (999.0, "", "", []),
-    ):
-      self.nodes.joined.add(comes)
-      self.nodes.failed.add(ends)
-      one.tend(now)
-      self.assertEqual(started(), want, now)
-      self.nodes.events.clear()
-    texts = [text for text in self.take() if "another" in str(text)]
-    names = (("n1", 1), ("n2", 2), ("n3", 4))
-    want = [f"{n} could not join; another one starts in {secs} s" for n, secs in names]
-    self.assertEqual(texts, want)
-
-  def test_a_node_that_cannot_be_started_is_tried_again(self):
-    text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
-    planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"))
-    for replay, want in ((None, ["add n3 b"]), (planned, ["add n3 a", "remove n3"])):
-      one = self.start_run(replay=replay)
-      self.nodes.error = OSError("Resource temporarily unavailable")
-      self.nodes.num_joins = int(not replay)
-      for now in (0.0, 0.01, 1.5, 3.5):
-        one.tend(now)
-      why = "no node can start: Resource temporarily unavailable; another one"
-      texts = [text for text in self.take() if "pause" not in str(text)]
-      self.assertEqual(texts, [f"{why} starts in {secs} s" for secs in (1, 2, 4)])
-      self.nodes.error = None
-      one.tend(8.0)
-      one.tend(40.0)
-      self.assertEqual(self.nodes.events, want)
 
   def test_a_node_that_joins_a_lost_run_waits_for_nobody(self):
     for self.has_members in (True, False):

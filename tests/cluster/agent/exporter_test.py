@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import socket
-import threading
 import types
 from unittest import mock
 import urllib.request
@@ -16,7 +15,7 @@ import yaml
 from bamboo_jax import config
 from bamboo_jax.cluster.agent import exporter, roster as roster_lib
 from bamboo_jax.net import web
-from tests import members, strangers
+from tests import members
 from tests.launch import commands
 
 _DEPLOY = pathlib.Path(__file__).resolve().parents[3] / "docs" / "deploy"
@@ -105,19 +104,6 @@ class ExporterTest(absltest.TestCase):
   def test_an_agent_serves_loopback_unless_told_otherwise(self):
     said = commands.fork("-m", "launch.agent", "--help").stdout
     self.assertRegex(said, r"--metrics_host: [^(]*\(default: '127.0.0.1'\)")
-
-  def test_idle_callers(self):
-    """They use up neither threads nor files, and lock nobody out."""
-    port = exporter.serve(0, host="127.0.0.1", agent=make_agent)
-    before = threading.active_count()
-    idle = strangers.hold(port, 100)
-    for caller in idle:
-      self.addCleanup(caller.close)
-    self.assertIn("bamboo_view", read(port))
-    for caller in idle[:80]:
-      caller.settimeout(20)
-      self.assertEqual(caller.recv(1), b"")
-    self.assertLess(threading.active_count() - before, 20)
 
   def test_no_files_are_left(self):
     errors = [OSError(errno.EMFILE, "Too many open files")] * 2
