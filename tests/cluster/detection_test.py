@@ -32,12 +32,6 @@ class SilenceTest(parameterized.TestCase):
     self.assertFalse(silence.is_over(beats[-1] + limit - 1e-6))
     self.assertTrue(silence.is_over(beats[-1] + limit + 1e-6))
 
-  def test_excuse(self):
-    silence = watch_lib.Silence(0.0, least_secs=1.0, factor=4.0)
-    silence.excuse(8.0)
-    self.assertFalse(silence.is_over(8.9))
-    self.assertAlmostEqual(silence.limit_secs, 1.0)
-
 
 class WatchTest(parameterized.TestCase):
 

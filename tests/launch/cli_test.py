@@ -92,7 +92,10 @@ class CliTest(folders.FolderCase):
     self.assertIn(then, text)
 
   def test_print_config_does_nothing_else(self):
-    done = commands.fork("-m", "launch.train", _TINY, "--config.num_steps=7", "--print_config")
+    # What a policy sets may be given all the same.
+    policy = ("--config.recovery.policy=oobleck", "--config.pipeline.layout=templates")
+    given = (_TINY, *policy, "--config.redundancy.mode=lazy", "--config.num_steps=7")
+    done = commands.fork("-m", "launch.train", *given, "--print_config")
     self.assertEqual((done.returncode, done.stderr), (0, ""))
     self.assertIn("config.num_steps = 7  # default: 1000\n", done.stdout)
 

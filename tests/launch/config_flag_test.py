@@ -12,7 +12,6 @@ from bamboo_jax.launch import cli
 from bamboo_jax.training.setup import accept
 from configs import default
 from tests import folders, tables
-from tests.launch import commands
 
 # What a user types, and the error.
 _MISTAKES = r"""
@@ -203,21 +202,6 @@ class NoneTest(parameterized.TestCase):
       self.assertIsNone(_read(name, f"--config.{name}=None"), name)
     with self.assertRaisesRegex(ValueError, "^config.num_steps must be int, got None"):
       _read("num_steps", "--config.num_steps=None")
-
-  # Each starts Python, 0.3 s.
-  @parameterized.parameters(("grid", 2), ("templates", 0))
-  def test_beside_a_policy(self, layout, code):
-    done = commands.fork(
-        "-m",
-        "launch.plan",
-        "--config.recovery.policy=oobleck",
-        "--print_config",
-        f"--config.pipeline.layout={layout}",
-        "--config.redundancy.mode=lazy",
-    )
-    self.assertEqual(done.returncode, code, done.stderr)
-    wanted = "layout has no effect with config.recovery.policy='oobleck', which sets it"
-    self.assertEqual(wanted in done.stderr, code == 2, done.stderr)
 
   @parameterized.parameters((("None", "2"), 2.0), (("2", "None"), None))
   def test_the_last_one_counts(self, values, want):

@@ -138,20 +138,17 @@ class InstalledTest(parameterized.TestCase):
     self.assertEqual(done.returncode, status, msg=done.stdout)
     return done.stdout
 
-  def test_version(self):
-    said = self.run_script("bamboo", "--version")
-    self.assertEqual(said, f"bamboo_jax {bamboo_jax.__version__}\n")
-    code = "from importlib import metadata as m; print(m.version('bamboo_jax'))"
-    said = self.run_script("python", "-c", code)
-    self.assertEqual(said, f"{bamboo_jax.__version__}\n")
-
-  def test_no_general_name_is_taken(self):
+  def test_names_and_version(self):
+    """No general name is taken."""
+    version = bamboo_jax.__version__
+    self.assertEqual(self.run_script("bamboo", "--version"), f"bamboo_jax {version}\n")
     code = (
-        "import importlib.util as u, bamboo_jax, pathlib\n"
+        "import importlib.util as u, importlib.metadata as m, bamboo_jax, pathlib\n"
         "print([n for n in ('configs', 'launch', 'tests') if u.find_spec(n)])\n"
-        "print((pathlib.Path(bamboo_jax.__file__).parent/'py.typed').exists())"
+        "print((pathlib.Path(bamboo_jax.__file__).parent/'py.typed').exists())\n"
+        "print(m.version('bamboo_jax'))"
     )
-    self.assertEqual(self.run_script("python", "-c", code), "[]\nTrue\n")
+    self.assertEqual(self.run_script("python", "-c", code), f"[]\nTrue\n{version}\n")
 
   def test_help_lists_every_command_and_config(self):
     said = self.run_script("bamboo", "--help")

@@ -242,6 +242,8 @@ plan --list --trace=a
   Give one of --list and --trace, not
 plan --compile=h100 --nodes=2
   one of --compile and --nodes,
+plan --config.recovery.policy=oobleck --config.pipeline.layout=grid
+  --config.pipeline.layout has no effect with config.recovery.policy='oobleck', which sets it
 plan --nodes=2
   --nodes needs config.plan.machine
 cluster {tiny} --metrics_port=70000

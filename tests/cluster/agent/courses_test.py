@@ -13,7 +13,7 @@ say and do:
   n1 asks                it tells that n9 asks in the log whether any member is alive
   newcomer               the agent has not joined
   soon n1 gone WHY       at once with the next step
-  worker exits 1
+  worker exits 1, stopped    it ends; it is stopped
   log 2 n0 n1: WHY       view 2 is in the log
   over, anew, complete   in the log the run is over, another one has begun, all steps are done
   away 3                 the folder fails three times
@@ -28,6 +28,8 @@ and what follows:
   dialed n1, suspects n1 all that it has called, or suspects
   told gone WHY, silent  what it has said last; nothing
   warned WHY             all that it has logged
+  runs, killed           its worker
+  mistake, accident      whether the user must mend something: no other try would succeed
   lives, ends WHY, restarts WHY, fails ERROR WHY
 """
 
@@ -117,6 +119,23 @@ it is another run if nobody is left of the former one me=3
 no run begins again that is complete me=3
   newcomer | complete | n0 gone killed | n1 gone killed | n2 gone killed | pass 1.3 | unmade 2 |
   ends
+a mistake of the user as the run begins me=1 numbers=(0,2)
+  worker exits 2 | pass 0.001 | mistake
+a mistake of the user that a member finds out late me=1
+  newcomer | worker exits 2 | pass 0.001 | mistake
+what a newcomer finds out beside others that train is its own me=1 numbers=(0,2)
+  newcomer | worker exits 2 | pass 0.001 | accident
+another exit status is no mistake of the user me=1
+  worker exits 1 | pass 0.001 | accident
+nor is this me=1
+  worker exits 3 | pass 0.001 | accident
+a worker that is stopped is killed
+  pass 0.5 n1 n2 | stopped | pass 0.8 | runs | pass 0.4 | killed | worker exits -9 | pass 0.001 |
+  told gone its worker was stopped for 1.0 s | told silent_secs 1.3
+who is no member does not answer me=3
+  n0 asks | pass 0.2 | unmade 3
+who has no worker does not answer me=1
+  n1 gone killed | n0 asks | pass 0.2 | unmade 3
 a slow worker hands over
   worker notice it is slow | told notice it is slow | pass 0.1 | view 2 -n0 n1 n2
 """

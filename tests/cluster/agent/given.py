@@ -247,7 +247,9 @@ class AgentCase(parameterized.TestCase):
         self.assertIsNone(self.find_view(int(number)))
       case "told", *said:
         for key, value in self._say(*said).items():
-          self.assertEqual(f"{getattr(self.told[-1], key)}", f"{value}")
+          found = getattr(self.told[-1], key)
+          found = round(found, 6) if isinstance(found, float) else found
+          self.assertEqual(f"{found}", f"{value}")
       case "silent",:
         self.assertEqual(self.told, [])
       case "warned", *text:
@@ -257,6 +259,12 @@ class AgentCase(parameterized.TestCase):
       case ("ends" | "restarts") as how, *why:
         self.assertEqual(self.ended, " ".join(why))
         self.assertEqual(self.agent.must_restart, how == "restarts")
+      case "stopped",:
+        self.worker.stopped = True
+      case ("runs" | "killed") as what,:
+        self.assertEqual(self.worker.is_killed, what == "killed")
+      case ("mistake" | "accident") as what,:
+        self.assertEqual(self.agent.is_mistake, what == "mistake")
       case "newcomer",:
         self.agent.roster.origin = None
       case "over",:

@@ -13,26 +13,6 @@ from tests.cluster.agent import given
 
 class OwnWorkerTest(given.AgentCase):
 
-  def exit(self, code):
-    """The worker, which was started, ends."""
-    self.tell(self.agent._start, self.agent._end_worker, code)
-    self.run_for(0.001)
-
-  @parameterized.parameters(
-      # Exit status, whether it joined others or is in the view, and whether
-      # the user must mend something: no other try would succeed.
-      (2, 0, False, True),  # As the run begins.
-      (2, None, True, True),
-      (2, None, False, False),  # A newcomer, beside others that train.
-      (1, 0, True, False),
-      (3, 0, True, False),
-  )
-  def test_a_mistake_of_the_user(self, code, origin, is_member, is_mistake):
-    self.begin(me=1, numbers=(0, 1, 2) if is_member else (0, 2))
-    self.agent.roster.origin = origin
-    self.exit(code)
-    self.assertEqual(self.agent.is_mistake, is_mistake)
-
   def test_of_each_key_the_first_post_counts(self):
     self.begin()
     for key, value in (("begun", 1), ("begun", 2), ("other", 3), ("begun", 4)):
@@ -62,19 +42,6 @@ class OwnWorkerTest(given.AgentCase):
 
     self.tell(start_twice)
     self.assertLen(started, 2)
-
-  def test_a_stopped_worker_is_killed(self):
-    self.begin()
-    self.play("pass 0.5 n1 n2")
-    self.worker.stopped = True
-    self.run_for(0.8)
-    self.assertFalse(self.worker.is_killed)
-    self.run_for(0.4)
-    self.assertTrue(self.worker.is_killed)
-    self.exit(-9)
-    (gone,) = self.told
-    self.assertEqual(gone.gone, "its worker was stopped for 1.0 s")
-    self.assertBetween(gone.silent_secs, 1.0, 1.5)
 
   @parameterized.parameters((0, 61), (59, 120))
   def test_a_worker_that_imports_is_killed_once_it_rests(self, until, killed):
@@ -166,12 +133,6 @@ class JoinTest(given.AgentCase):
       self.make_view(view)
     self.assertEqual(self.find_run(me=5).number, 3)
     self.check_run(2, "life 5")
-
-  def test_a_run_of_another_config_with_members_that_live(self):
-    self.find_run()
-    view = self.make_view(members.view(1, 0, 1))
-    answer = views.answer(views.ask(view, "n0"), "n1")
-    self.check_refused("seed is 0 there and 1 here", self.make_view, answer)
 
   @parameterized.parameters(True, False)
   def test_a_run_of_another_config_of_which_nobody_is_left(self, has_begun):

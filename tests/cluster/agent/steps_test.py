@@ -141,15 +141,6 @@ class ViewsTest(given.AgentCase):
     values = dict.fromkeys(range(3), "no")
     self.assertEqual(self.worker.sent, [messages.Gathered(1, "vote", values)])
 
-  @parameterized.parameters(1, 3)
-  def test_who_has_no_worker_and_who_is_no_member_do_not_answer(self, me):
-    self.begin(me=me)
-    if me == 1:
-      self.agent.roster.gone["life 1"] = "killed"
-    asked = views.ask(self.view, "n9")
-    self.play("n0 asks | pass 0.2 | unmade 3")
-    self.assertEqual(self.view, asked)
-
   @parameterized.parameters(1, 2)
   def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(self, count):
     self.begin(me=3)
