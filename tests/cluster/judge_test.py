@@ -118,8 +118,8 @@ class JudgeTest(folders.FolderCase):
     run = judge.describe_run("life 0", {"seed": 0})
     self.records.make(f"run/{number}", run | ({"machine": machine} if machine else {}))
 
-  def begin(self):
-    return judge.begin_run(self.records, "bamboo cluster", 9.0)
+  def begin(self, **given):
+    return judge.begin_run(self.records, "bamboo cluster", 9.0, **given)
 
   def living(self):
     """Returns a member that accepts connections."""
@@ -140,6 +140,12 @@ class JudgeTest(folders.FolderCase):
     begun = self.begin()
     self.assertEqual((begun.number, begun.run, begun.members), (1, 1, ()))
     self.assertEqual(self.slept_secs, 0.0)
+
+  def test_a_process_that_trains_alone(self):
+    begun = self.begin(alone=(members.member(0),))
+    self.assertEqual((begun.number, begun.run, begun.epoch), (1, 1, 1))
+    self.assertEqual(begun, judge.newest_view(self.records))
+    self.assertFalse(judge.is_alone(begun))
 
   @parameterized.parameters(None, "another")
   def test_a_run_without_members_is_over(self, machine):
