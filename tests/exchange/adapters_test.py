@@ -93,8 +93,12 @@ class AdaptersTest(folders.FolderCase):
     self.make_folders(name)
     options = {"dropout_rate": 0.0} if name == "gpt2" else {}
     config = make_config(self.folder / "adapter", **options)
-    run = self.folder / "run"
-    run_lib.train_and_evaluate(config, workdir=str(run))
+    run, states = self.folder / "run", set()
+    for folder, stops in ((run, (5, None)), (self.folder / "at_once", (None,))):
+      for stop_at in stops:
+        run_lib.train_and_evaluate(config, workdir=str(folder), stop_at=stop_at)
+      states.add(json.loads((folder / "summary.json").read_text())["state_sha256"])
+    self.assertLen(states, 1)
     out, merged = self.folder / "out", self.folder / "merged"
     num_adapted = convert(to="peft", name=name, path=run, out=out)
     num_merged = convert(to="hf", name=name, path=run, out=merged)
