@@ -202,15 +202,17 @@ class EffectTest(parameterized.TestCase):
     ran = {
         0: redundancy.Ran(
             (20000, 20000, 40000, 40000),
-            (redundancy.Filled(2, 1, 0, 98150),),
-            2 * 218_150,  # Twice as long as its passes tell.
+            (redundancy.Filled(2, 1, 0, 98150), redundancy.Filled(3, 1, 1, 10000)),
+            2 * 228_150,  # Twice as long as its passes tell.
         ),
         1: redundancy.Ran((20000, 50000, 20000, 40000), (), 300_000),
     }
     # The gradient, which comes at 91 ms, waits until 138.15 ms; the last one comes at 151 ms.
     got = self._filling.find_effect(ran)
-    self.assertEqual(got.passes, 1)
-    self.assertAlmostEqual(got.overhead, 27.15 / 191.0)
+    self.assertEqual(got.passes, 2)
+    self.assertAlmostEqual(got.overhead, 37.15 / 191.0)
+    # Done at 138.15 and 188.15 ms; the forward passes at 20, 40, 40.5 and 110.5 ms.
+    self.assertAlmostEqual(got.coverage, (90.0 + 40.0) / (4 * 228.15 - 211.0))
     self.assertAlmostEqual(got.stretch, 2.0 * 191.0 / 181.0)
 
   def test_none_if_something_else_has_run(self):
