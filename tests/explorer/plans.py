@@ -142,7 +142,7 @@ class FaultPlan:
     """
     blamed = {h for f in self.faults for h in f.blamed}
     blamed |= {*self._broken_for_long(), *self._refused_by_several()}
-    blamed |= {*self._cut_from_crowded()}
+    blamed |= {*self._cut_from_crowded(), *self._without_judge_for_long()}
     dark = self._of("cut_all", "refuse_all")
     outside = {  # They join too late, as no member is reached any more.
         h
@@ -196,6 +196,17 @@ class FaultPlan:
           end_secs = max(end_secs, fault.end_secs if fault.secs else math.inf)
           if end_secs > start_secs + _HUNG_SECS:
             yield from chain
+
+  def _without_judge_for_long(self) -> Iterator[str]:
+    """Yields hosts that faults, one after the other, keep from the judge for long."""
+    for host in self._names(self.end_secs):
+      start_secs, end_secs = 0.0, -math.inf
+      for fault in self._of("cut_off", "hang_judge", "judge_errors", "full"):
+        if host in (fault.hosts or (host,)):
+          start_secs = fault.at_secs if fault.at_secs > end_secs else start_secs
+          end_secs = max(end_secs, fault.end_secs)
+          if end_secs > start_secs + _FORGOTTEN_SECS:
+            yield host
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:
