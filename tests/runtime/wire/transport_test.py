@@ -232,6 +232,14 @@ class TransportTest(parameterized.TestCase):
     self.assertEqual(first.open_waits(), [])
     self.assertNotEqual(first.waited_secs, 0.0)
 
+  def test_a_look_is_no_wait(self):
+    first, _ = self._make(2)
+    waits, check = [], first._check
+    spy = lambda node: (waits.append(first.open_waits()), check(node))[1]
+    with mock.patch.object(first, "_check", spy):
+      self.assertFalse(first.wait(1, "a", 0.0))
+    self.assertEqual(waits, [[]])
+
   @parameterized.parameters(*KINDS)
   def test_a_value_above_4_gib(self, kind):
     """Takes 9 GiB and half a minute."""
