@@ -120,7 +120,7 @@ def _flip(op):
 
 @functools.cache
 def _imports():
-  """Returns what each file of the repository imports; names of the library lack `bamboo_jax`."""
+  """Returns the modules that each file imports; those of the library without `bamboo_jax`."""
   tops = ("bamboo_jax", "benchmarks", "reproductions", "tests")
   paths = [path for top in tops for path in (_ROOT / top).rglob("*.py")]
   return {

@@ -83,7 +83,7 @@ class InterleaveTest(folders.FolderCase):
     turns = [(name, len([*own])) for name, own in itertools.groupby(order)]
     for name, length in turns[:3]:
       self.assertGreaterEqual(length, interleave.WARMUP, name)
-    # Whoever has its turn makes all of its steps; in its last one it may end.
+    # A run makes all steps of its turn; in its last turn it may end.
     last = {name: i for i, (name, _) in enumerate(turns)}
     for i, (name, length) in enumerate(turns):
       if i != last[name]:

@@ -18,8 +18,8 @@ from bamboo_jax.traces import readers, scale
 from bamboo_jax.training.setup import accept
 from tests import folders, tables, tiny
 
-# Of two nodes of a run, then what happens: it is a second, all that was started or ended since,
-# and all that was shown. A node has joined or failed; so many are called; none can start.
+# The courses of runs of two nodes: the events of a trace, then steps. "at" is the time in seconds,
+# "does" is all that was started or ended since the step before; others are in `test_course`.
 _COURSES = """
 0,add,a/1 0,add,b/1 1000,notice,a/1 2000,remove,a/1 2000,add,a/2 3000,add,a/1 4000,remove,a/2
   at 0.9 | does | at 1 | does notice n0 | at 2 | does remove n0, add n2 a | at 2.5 | does |

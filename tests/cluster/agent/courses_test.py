@@ -9,13 +9,13 @@ say and do:
   n1 beats 2             it has adopted view 2
   n1 shows 2 n0 n1       it tells of view 2, which has these members
   n1 hangs up, n1 refuses, n1 accepts    its connection closes; it takes no other; its host does
-  n1 comes               it connects
   n1 asks                it tells that n9 asks in the log whether any member is alive
   newcomer               the agent has not joined
   soon n1 gone WHY       at once with the next step
   worker exits 1, stopped    it ends; it is stopped
   log 2 n0 n1: WHY       view 2 is in the log
-  over, anew, complete   in the log the run is over, another one has begun, all steps are done
+  over, another, complete    the log says that no member is left; that another run has begun;
+                         that all steps of the run are done
   away 3                 the folder fails three times
   asleep 60              the agent is suspended
   pass 0.5 n1 n2         half a second, in which n1 and n2 beat, and the worker
@@ -100,7 +100,7 @@ an error of one that is no member me=1
 its worker ends because the run is over me=1
   over | worker exits 1 | pass 0.001 | restarts no member of view 1 is left
 its worker ends because another run has begun me=1
-  anew | worker exits 1 | pass 0.001 | restarts another run has begun in the folder
+  another | worker exits 1 | pass 0.001 | restarts another run has begun in the folder
 a newcomer that finds nobody writes a view without members me=3
   newcomer | n0 gone killed | n1 gone killed | n2 gone killed | pass 1.3 |
   reads 2 no member of view 1 is left, run 0 | restarts no member of view 1 is left

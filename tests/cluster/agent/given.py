@@ -269,7 +269,7 @@ class AgentCase(parameterized.TestCase):
         self.agent.roster.origin = None
       case "over",:
         self.make_view(views.over(self.view))
-      case "anew",:
+      case "another",:
         self.make_view(views.begin_run(self.view, "another"))
       case "complete",:
         judge.note_done(self.records, self.view)
@@ -295,8 +295,6 @@ class AgentCase(parameterized.TestCase):
       case other, "asks":
         asked = self.make_view(views.ask(self.view, "n9"))
         self.hear(_number(other), messages.NewView(asked))
-      case other, "comes":
-        self.tell(self.agent._welcome, members.member(_number(other)))
       case other, *said:
         self.hear(_number(other), self._message(*said))
 

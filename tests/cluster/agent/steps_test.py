@@ -202,7 +202,7 @@ class FollowTest(given.AgentCase):
       self.do(self.agent._look_for_agents())
       self.assertEqual(("put", "nodes/life 0") in self.place.calls, is_due)
 
-  # A run of which nobody is left.
+  # A run without a live member.
 
   @parameterized.parameters(0, 1)
   def test_any_other_view_is_an_answer(self, kind):

@@ -74,7 +74,7 @@ class FactsTest(absltest.TestCase):
     return found
 
   def render(self, run, **known):
-    """Returns what a terminal shows, in lines."""
+    """Returns the lines that a terminal shows."""
     found = self.find(run, now_secs=100.5, **known)
     return words.render_status(found, now_secs=100.5).splitlines()
 
