@@ -9,6 +9,7 @@ say and do:
   n1 beats 2             it has adopted view 2
   n1 shows 2 n0 n1       it tells of view 2, which has these members
   n1 hangs up, n1 refuses, n1 accepts    its connection closes; it takes no other; its host does
+  n1 comes               it connects
   n1 asks                it tells that n9 asks in the log whether any member is alive
   newcomer               the agent has not joined
   soon n1 gone WHY       at once with the next step

@@ -295,6 +295,8 @@ class AgentCase(parameterized.TestCase):
       case other, "asks":
         asked = self.make_view(views.ask(self.view, "n9"))
         self.hear(_number(other), messages.NewView(asked))
+      case other, "comes":
+        self.tell(self.agent._welcome, members.member(_number(other)))
       case other, *said:
         self.hear(_number(other), self._message(*said))
 
