@@ -111,7 +111,11 @@ def agree(
   # Else its data is of a committed step.
   held = {n: h for s in statuses if s.steps == steps for n, h in s.holdings.items()}
   layout = newest.layout
-  lost = layout.nodes - members
+  # Who comes too late for the first layout may have a number that is in it, but holds nothing.
+  late = {n for s in statuses if s.steps < 0 for n in s.holdings} & layout.nodes
+  lost = layout.nodes - (members - late)
+  victims = layout.places_of(lost)
+  layout = layout.without_numbers(late)
   if layout.roles:
     change = rules.lose(layout, members, zones=zones, leaving=leaving, holdings=held)
   else:
@@ -125,7 +129,7 @@ def agree(
       layout=change.layout if at_once else layout,
       holdings=(_find_valid(change.layout, held) if at_once else {}),
       lost=frozenset(lost),
-      victims=layout.places_of(lost),
+      victims=victims,
       change=change,
       restored=newest_common([s.saved for s in statuses]) if change.rolls_back else base.StepId(0),
       is_fresh=not at_once  # Then without holdings.

@@ -171,6 +171,13 @@ class Layout:
     left = {s: row for s, row in detours.items() if row != owners[s]}
     return dataclasses.replace(self, detours=left)
 
+  def without_numbers(self, numbers: Collection[base.NodeId]) -> "Layout":
+    """Returns this layout with numbers below 0 for the dead nodes of `numbers`, of no detour."""
+    names = {
+        n: base.NodeId(-1 - n if n in numbers else n) for p in self.pipelines for n in p.roles.owners
+    }
+    return dataclasses.replace(self, pipelines=tuple(p.renumbered(names) for p in self.pipelines))
+
   def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:
     """Returns nodes and the places that they own now but not in `before`."""
     owners = self.owners.items()

@@ -257,7 +257,7 @@ class RunState:
     self.set_layout(agreement.layout)
 
   def wait_for_nodes(
-      self, agreement: agreement_lib.Agreement, *, show: Callable[[str], None]
+      self, agreement: agreement_lib.Agreement, *, explain: Callable[..., None]
   ) -> None:
     """Waits until all members have adopted a view with more nodes; blocks.
 
@@ -275,8 +275,9 @@ class RunState:
       what = f"{'stage' if len(stages) == 1 else 'stages'} {', '.join(map(str, stages))}"
       why = f"Lost all copies of {what}; no live node of the pipeline has one."
       failures.end_run(cohort, why, None)  # Else agents would begin another life.
-    show(f"waiting: {change.reason}")
-    if cohort_lib.acts(cohort, layout_lib.Layout()):
+    acts = cohort_lib.acts(cohort, layout_lib.Layout())
+    explain(f"waiting: {change.reason}", acts=acts)
+    if acts:
       cohort.say(layout={"restart": True})
     cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)

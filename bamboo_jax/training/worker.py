@@ -386,7 +386,6 @@ class Worker:
     since = self._given.started_secs
     statuses = [*cohort.gather("status", state.status(held, since_secs=since)).values()]
     agreed_at_secs = time.perf_counter()
-    self._deaths.absent -= cohort.view.numbers
     agreement = agreement_lib.agree(statuses, self._rules, zones=zones, leaving=cohort.view.leaving)
     if agreement.refused & cohort.hosted:
       raise base.NodeFailedError(
@@ -395,6 +394,7 @@ class Worker:
       )
     if agreement.lost:
       self._deaths.add(agreement, agreed_at_secs)
+    self._deaths.absent -= cohort.view.numbers
     known = {*state.damaged, *(d for s in statuses for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain()
@@ -415,7 +415,7 @@ class Worker:
       # The next join comes early: without it no later step can run.
       due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
       all(map(cohort.strike, due))  # Up to the first new one.
-      state.wait_for_nodes(agreement, show=self._journal.explain)
+      state.wait_for_nodes(agreement, explain=self._journal.explain_wait)
       return self._regroup()
     if has_change:
       state.carry_out(agreement.change, restored=agreement.restored)

@@ -145,6 +145,22 @@ class AgreeTest(parameterized.TestCase):
           everybody() | {9: new()},
           {"steps": 4, "layout": _LAYOUT, "lost": set(), "refused": set()},
       ),
+      # It has the number of a node that has never come.
+      (
+          "a_late_node_has_nothing_of_the_first_layout",
+          everybody() | {1: new()},
+          {
+              "lost": {1},
+              "victims": ((0, 1),),
+              "layout.roles": (failover.Roles((0, 0, 2), {0: 2}), _LAYOUT.roles[1]),
+              "change.rung": "shadow",
+          },
+      ),
+      (
+          "a_late_node_helps_to_begin_again",
+          {1: new(), 2: status(), 5: status()},
+          {"lost": {0, 1, 3, 4}, "change.rolls_back": True, "change.layout.nodes": {1, 2, 5}},
+      ),
   )
   def test_table(self, statuses, want):
     got = agree(statuses)

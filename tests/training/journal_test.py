@@ -410,6 +410,21 @@ class JournalTest(folders.FolderCase):
     self.assertEqual(reasons[-1], "n0 died")
     self.assertEqual(self.steps(), [1, 2])
 
+  def test_who_waits_without_a_layout_says_why(self):
+    self.begin()
+    self.train(1, 2)
+    self.nodes = {}
+    for number in (4, 5):
+      node = self.join(number)
+      node._state.steps, node._state.layout = -1, layout_lib.Layout()
+      node._state.nodes = {3: None}  # Neither is the writer.
+      node.explain_wait("waiting: 2 more.", acts=number == 4)
+    pause = {"step": 3, "event": "pause", "reason": "waiting: 2 more."}
+    self.assertEqual(self.lines("pause"), [pause])
+    self.restart(0, step=1)  # Then they repeat step 2.
+    self.assertEqual(self.steps(), [1])
+    self.assertEmpty(self.lines("pause"))
+
   @parameterized.parameters(1, 2)
   def test_recoveries_outlive_writers_and_come_once(self, num_dead):
     """Also if the next one dies before it has told of a step, as all go back."""

@@ -90,6 +90,9 @@ class RunStateTest(parameterized.TestCase):
     asked, self.parts.asked = self.parts.asked, []
     return asked
 
+  def explain(self, reason, *, acts):
+    self.parts.asked.append(f"{reason} {acts}")
+
   def start(self, *owners):
     roles = [failover.Roles.initial(o) for o in owners]
     self.state.steps, self.state.version = 3, 0
@@ -226,17 +229,17 @@ class RunStateTest(parameterized.TestCase):
   def test_too_few_nodes_wait_for_more(self):
     change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")
     agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
-    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
+    self.state.wait_for_nodes(agreement, explain=self.explain)
     self.assertEqual(
         self.take(),
-        [*("waiting: 2 more.", "say layout ['restart']", "wait for 5"), *("waiting", "adopt 7")],
+        [*("waiting: 2 more. True", "say layout ['restart']", "wait for 5"), *("waiting", "adopt 7")],
     )
     self.parts.hosted = frozenset({1})
-    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
-    self.assertNotIn("say layout ['restart']", self.take())
+    self.state.wait_for_nodes(agreement, explain=self.explain)
+    self.assertEqual(self.take()[:2], ["waiting: 2 more. False", "wait for 5"])
     agreement.change = dataclasses.replace(change, rung="stop")
     with self.assertRaisesRegex(base.RunFailedError, "stage 1;"):
-      self.state.wait_for_nodes(agreement, show=self.fail)
+      self.state.wait_for_nodes(agreement, explain=self.fail)
     (said,) = self.take()
     self.assertStartsWith(said, "say failed ")  # On all nodes.
 
@@ -244,7 +247,7 @@ class RunStateTest(parameterized.TestCase):
     self.parts.view = members.view(7, 0, 1, 2, 3, stops=True)
     change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")
     with self.assertRaisesRegex(base.EndedError, "waiting for nodes: 2 more.*newest checkpoint"):
-      self.state.wait_for_nodes(mock.Mock(change=change), show=self.parts.asked.append)
+      self.state.wait_for_nodes(mock.Mock(change=change), explain=self.explain)
     self.assertStartsWith(self.take()[-1], "say failed ")
 
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):

@@ -185,6 +185,15 @@ class Journal:
       line = {"event": "pause", "step": step or steps + 1, "reason": reason, **flags}
       self._append(line, is_shown=False)
 
+  def explain_wait(self, reason: str, *, acts: bool) -> None:
+    """Explains a wait for nodes; without a layout nobody writes, so the one that `acts` does."""
+    self.explain(reason)
+    if acts and not self._state.layout.nodes:
+      lines = (reader := jsonl.MetricsReader(self._workdir.metrics)).read()
+      step = 1 + max((line["step"] for line in jsonl.fold(lines)), default=0)
+      with contextlib.closing(self._append_to(reader.life)) as writer:
+        writer.write_step(step, {"event": "pause", "reason": reason})
+
   def count_compiled(self, num_done: int, num_programs: int) -> None:
     """Explains a pause every few seconds by the number of compiled programs."""
     now = time.monotonic()
@@ -357,14 +366,15 @@ class Journal:
     self._totals = account_lib.read_last(lines, up_to_step=None if begins else step)
     rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
     self._unit = next(iter(rates), self._unit)  # It stays what it was.
-    self._lines = jsonl.MetricsWriter(
-        self._workdir.metrics,
-        life=reader.life + begins,
-        member=self._given.name,
-        locks=bool(self._workdir.url),
-    )
+    self._lines = self._append_to(reader.life + begins)
     self._open_loggers(step)
     return lines
+
+  def _append_to(self, life: int) -> jsonl.MetricsWriter:
+    locks = bool(self._workdir.url)
+    return jsonl.MetricsWriter(
+        self._workdir.metrics, life=life, member=self._given.name, locks=locks
+    )
 
   def _open_loggers(self, step: int) -> None:
     """Makes loggers, which forget the steps after `step`, and takes callbacks."""
