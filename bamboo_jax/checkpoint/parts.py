@@ -175,7 +175,7 @@ def decide_exit(said: Collection[Risk]) -> Exit | None:
   saves = slowest.secs <= _PART_OF_NOTICE * left_secs
   saves |= not all(risk.has_takers for risk in newest)
   names = ", ".join(map(logs.name_of, slowest.holders))
-  text = f"only {names}, to be preempted, have {slowest.num_bytes / _MIB:.1f} MiB of the state; "
+  text = f"{slowest.num_bytes / _MIB:.1f} MiB of the state are only on {names}, to be preempted; "
   if not slowest.rate:
     text += "the rate of saves is not known yet"
   else:

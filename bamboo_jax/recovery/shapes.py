@@ -219,10 +219,10 @@ class Templates:
   def _find_covers(self, num_nodes: int) -> tuple[Depths, ...]:
     fewest, least = self._fewest(num_nodes), self.smallest.num_stages
     if num_nodes < least and fewest == 1:
-      raise base.InfeasibleError(f"{num_nodes} nodes are too few for a pipeline of {least}.")
+      raise base.InfeasibleError(f"Too few nodes for a pipeline of {least}: {num_nodes}.")
     if num_nodes < fewest * least:
       raise base.InfeasibleError(
-          f"{num_nodes} nodes are too few: {fewest} pipelines of at least {least} nodes "
+          f"Too few nodes, {num_nodes}: {fewest} pipelines of at least {least} nodes "
           f"need {fewest * least}, {fewest * least - num_nodes} more."
       )
     most = min(self.predictor.most_pipelines, self.max_pipelines or num_nodes)
@@ -449,7 +449,7 @@ def regroup(
   needed = min_pipelines * min_nodes
   if num_nodes < needed:
     raise base.InfeasibleError(
-        f"{num_nodes} nodes are too few: {min_pipelines} pipelines of at least "
+        f"Too few nodes, {num_nodes}: {min_pipelines} pipelines of at least "
         f"{min_nodes} nodes need {needed}, {needed - num_nodes} more."
     )
   left = [list(group) for group in groups if group]

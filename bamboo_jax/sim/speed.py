@@ -348,7 +348,7 @@ class TableShapes:
     count = min(num_nodes // self.num_stages, most)
     if not count:
       raise base.InfeasibleError(
-          f"{num_nodes} nodes are too few for a pipeline of {self.num_stages}."
+          f"Too few nodes for a pipeline of {self.num_stages}: {num_nodes}."
       )
     if not self.is_even:
       return (self.smallest,) * count

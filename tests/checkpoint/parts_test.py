@@ -42,9 +42,9 @@ class PartsTest(parameterized.TestCase):
           "; the rate of saves is not known yet, and 30 s are left$",
       ),
       ("a_bit_too_long", {"left_secs": 3.9}, True, "and 4 s are left: it will not fit, unless"),
-      ("there_are_takers", {"has_takers": True}, True, "^only "),
+      ("there_are_takers", {"has_takers": True}, True, "^3.0 MiB "),
       ("takers_need_the_rest", {"left_secs": 7, "has_takers": True}, False, "^not yet, .*left$"),
-      ("they_have_it", {"left_secs": 8, "has_takers": True}, True, "^only .* 8 s are left$"),
+      ("they_have_it", {"left_secs": 8, "has_takers": True}, True, "^3.0 MiB .* 8 s are left$"),
   )
   def test_decision(self, changes, saves, text):
     found = parts.decide_exit([_risk(**changes)])
@@ -66,7 +66,7 @@ class PartsTest(parameterized.TestCase):
       self.assertEqual((found.view, found.saves), (4, True))
       self.assertEqual(
           found.text,
-          "only n1, n3, to be preempted, have 3.0 MiB of the state; the largest part, "
+          "3.0 MiB of the state are only on n1, n3, to be preempted; the largest part, "
           "16.0 MiB at 2.0 MiB/s, takes 8.0 s, and 9 s are left",
       )
 

@@ -99,7 +99,7 @@ class BucketTest(commands.CommandCase):
     self.release()
     self.assertEqual(process.wait(), 0, msg=self.said)
     self.assertGreaterEqual(int(resumed()[1]), 2, msg=self.said)
-    told = r"step \d+: saving: (not yet, .*: )?only n\d, to be preempted, have .* MiB/s, takes "
+    told = r"step \d+: saving: (not yet, .*: )?[0-9.]+ MiB of the state are only on n\d, .* MiB/s, "
     self.assertRegex("\n".join(self.said), told)
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")

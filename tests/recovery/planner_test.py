@@ -45,7 +45,7 @@ class PlannerTest(parameterized.TestCase):
   def test_nobody_or_too_few(self):
     for nodes, fold in (([], True), ([0, 1, 2], False)):
       planner = make_planner(fold=fold)
-      with self.assertRaisesRegex(base.InfeasibleError, "nodes are too few"):
+      with self.assertRaisesRegex(base.InfeasibleError, "Too few nodes"):
         planner.fresh(nodes, {})
-      with self.assertRaisesRegex(base.InfeasibleError, "nodes are too few"):
+      with self.assertRaisesRegex(base.InfeasibleError, "Too few nodes"):
         planner.adapt(make_planner().fresh(range(4), {}), nodes)

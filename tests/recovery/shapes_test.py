@@ -84,11 +84,11 @@ class PartitionsTest(parameterized.TestCase):
     self.assertEqual(got, expected)
 
   @parameterized.named_parameters(
-      ("depth", make_depth(_TWO), 1, "1 nodes are too few for a pipeline of 2"),
-      ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
-      ("rules", make_templates("rules"), 3, "3 nodes are too few: 2 pipelines"),
-      ("grid", make_grid(_THREE, _TWO), 1, "1 nodes are too few for a pipeline of 2"),
-      ("even", speed_lib.TableShapes(2, False), 1, "1 nodes are too few"),
+      ("depth", make_depth(_TWO), 1, "Too few nodes for a pipeline of 2: 1"),
+      ("templates", make_templates(), 3, "Too few nodes, 3: 2 pipelines"),
+      ("rules", make_templates("rules"), 3, "Too few nodes, 3: 2 pipelines"),
+      ("grid", make_grid(_THREE, _TWO), 1, "Too few nodes for a pipeline of 2: 1"),
+      ("even", speed_lib.TableShapes(2, False), 1, "Too few nodes for a pipeline of 2: 1"),
   )
   def test_too_few(self, shape, num_nodes, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):

@@ -60,7 +60,7 @@ class LayoutTest(parameterized.TestCase):
     policy = make_policy(pipeline__layout=layout, recovery__fold=True)
     (pipeline,) = policy.planner.fresh([7], {})
     self.assertEqual({*pipeline.roles.owners}, {7})
-    with self.assertRaisesRegex(base.InfeasibleError, "1 nodes are too few"):
+    with self.assertRaisesRegex(base.InfeasibleError, "^Too few nodes"):
       sizes(make_policy(pipeline__layout=layout), 1)
 
   @parameterized.parameters(

@@ -123,11 +123,11 @@ class SkippedTest(EndingCase):
 class AtRiskTest(EndingCase):
 
   @parameterized.parameters(
-      (_ALL, 0.0, [2], "^only n0, n1, to be preempted, "),
-      (_ONLY, 1e9, [2], "^only n1, to be preempted, have .* are left$"),
-      (_ALL, 1.0, [2], "^only n0, n1, .* not fit"),
-      (_ONLY, 1.0, [], "^not yet, .*: only n1, "),  # The other takes its stage, or a spare.
-      (f"{_ONLY} spares=1", 1.0, [], "^not yet, .*: only n1, "),
+      (_ALL, 0.0, [2], "^[0-9.]+ MiB of the state are only on n0, n1, to be preempted; "),
+      (_ONLY, 1e9, [2], "^[0-9.]+ MiB of the state are only on n1, to be preempted; .* are left$"),
+      (_ALL, 1.0, [2], "^[0-9.]+ MiB .* n0, n1, .* not fit"),
+      (_ONLY, 1.0, [], "^not yet, .*: [0-9.]+ MiB .* n1, "),  # The other takes its stage, or a spare.
+      (f"{_ONLY} spares=1", 1.0, [], "^not yet, .*: [0-9.]+ MiB .* n1, "),
       ("4,0/1,3,notice", 0.0, []),  # It is stopped there.
       (f"{_ONLY} mode=lazy", 0.0, []),  # Another has a copy.
       ("1,n2,,notice spares=1", 0.0, []),
