@@ -108,7 +108,8 @@ def parse(
     if (texts := flag_values[f"{NAME}.{key}"].value) is None:
       continue  # It stands after "--".
     value = flag.given.values[key] = _parse(texts, kind, f"--{NAME}.{key}")
-    config_path.set_value(key, config, value, accept_new_attributes=True)
+    if isinstance(config, ml_collections.ConfigDict):  # Else `accept` refuses it.
+      config_path.set_value(key, config, value, accept_new_attributes=True)
     flag.given.arguments.extend(f"--{NAME}.{key}={text}" for text in texts)
   return config, rest
 

@@ -150,7 +150,7 @@ class ConfigFlagTest(folders.FolderCase):
     lines += ["  config = default.get_config()", f"  {line}", "  return config"]
     path.write_text("\n".join(lines))
     with self.assertRaisesRegex(ValueError, message):
-      accept.accept(_parse(f"--config={path}")[0])
+      accept.accept(_parse(f"--config={path}", "--config.seed=1")[0])
 
   @parameterized.parameters(
       (["--config.num_steps", "3", "more"], "num_steps", 3),

@@ -97,6 +97,7 @@ class DeathsTest(parameterized.TestCase):
   def test_a_node_that_has_not_come_has_not_died(self):
     self.deaths.absent = frozenset({1})
     self.deaths.add(make_agreement(), 10.5)
+    self.deaths.add(make_agreement(lost=frozenset({-2})), 10.5)  # Its number is another's now.
     self.assertEmpty(self.deaths.recoveries)
 
   def test_an_answer_that_was_not_carried_out(self):

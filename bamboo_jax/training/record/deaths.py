@@ -41,7 +41,8 @@ class Deaths:
     once, and get the new answer. `agreed_at_secs` is on `time.perf_counter`.
     """
     cohort, change = self._state.cohort, agreement.change
-    view, new, victims = cohort.view.number, agreement.lost - self.absent, agreement.victims
+    view, victims = cohort.view.number, agreement.victims
+    new = {n for n in agreement.lost if n >= 0} - self.absent  # See `Layout.without_numbers`.
     for recovery in self.recoveries:
       if recovery.step_end_at_secs is None and not agreement.lost.isdisjoint(recovery.nodes):
         recovery.rung, recovery.reason = change.rung, change.reason
