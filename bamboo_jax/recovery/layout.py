@@ -173,9 +173,8 @@ class Layout:
 
   def without_numbers(self, numbers: Collection[base.NodeId]) -> "Layout":
     """Returns this layout with numbers below 0 for the dead nodes of `numbers`, of no detour."""
-    names = {
-        n: base.NodeId(-1 - n if n in numbers else n) for p in self.pipelines for n in p.roles.owners
-    }
+    every = {n for p in self.pipelines for n in p.roles.owners}
+    names = {n: base.NodeId(-1 - n if n in numbers else n) for n in every}
     return dataclasses.replace(self, pipelines=tuple(p.renumbered(names) for p in self.pipelines))
 
   def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:

@@ -188,7 +188,7 @@ def _split(passes=NodeTime(), *, lost_secs=0.0, plan_secs=0.0, num_idle=0, **pha
 
 
 _SECS = st.floats(0, 100)
-_TIMES = st.fixed_dictionaries({k: _SECS for k in ("useful", "redundant", "recovery")})
+_TIMES = st.fixed_dictionaries({k: _SECS for k in ("useful", "redundant", "recovery", "restart")})
 _JOINT = st.fixed_dictionaries({k: _SECS for k in ("norm", "refresh", "plan_secs")})
 
 
@@ -199,6 +199,7 @@ class SplitStepTest(parameterized.TestCase):
           _split(NodeTime(useful=20, redundant=3), apply=0.5, norm=0.5, num_idle=2),
           NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
       ),
+      (_split(NodeTime(useful=20, restart=5)), NodeTime(useful=20.0, restart=5.0, bubble=15.0)),
       # Parts that overlap: no more than there was.
       (_split(NodeTime(useful=35.0), norm=1.0, plan_secs=2.0), NodeTime(useful=39.0, recovery=1.0)),
   )

@@ -126,7 +126,7 @@ class AtRiskTest(EndingCase):
       (_ALL, 0.0, [2], "^[0-9.]+ MiB of the state are only on n0, n1, to be preempted; "),
       (_ONLY, 1e9, [2], "^[0-9.]+ MiB of the state are only on n1, to be preempted; .* are left$"),
       (_ALL, 1.0, [2], "^[0-9.]+ MiB .* n0, n1, .* not fit"),
-      (_ONLY, 1.0, [], "^not yet, .*: [0-9.]+ MiB .* n1, "),  # The other takes its stage, or a spare.
+      (_ONLY, 1.0, [], "^not yet, .*: [0-9.]+ MiB .* n1, "),  # The other, or a spare, has it.
       (f"{_ONLY} spares=1", 1.0, [], "^not yet, .*: [0-9.]+ MiB .* n1, "),
       ("4,0/1,3,notice", 0.0, []),  # It is stopped there.
       (f"{_ONLY} mode=lazy", 0.0, []),  # Another has a copy.

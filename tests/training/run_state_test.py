@@ -232,7 +232,7 @@ class RunStateTest(parameterized.TestCase):
     self.state.wait_for_nodes(agreement, explain=self.explain)
     self.assertEqual(
         self.take(),
-        [*("waiting: 2 more. True", "say layout ['restart']", "wait for 5"), *("waiting", "adopt 7")],
+        ["waiting: 2 more. True", "say layout ['restart']", "wait for 5", *("waiting", "adopt 7")],
     )
     self.parts.hosted = frozenset({1})
     self.state.wait_for_nodes(agreement, explain=self.explain)

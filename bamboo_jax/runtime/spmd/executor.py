@@ -159,7 +159,8 @@ class Programs:
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     self._step, self._feed, self.is_by_rows = step, feed, False
-    self.in_segments = ()
+    self.in_segments, self._ran_secs = (), 0.0
+    self._num_starts = self._processes.num_starts if self._processes else 0
     for run in self.runs.values():
       run.segments.release()
     self._forget()
@@ -210,12 +211,18 @@ class Programs:
     return self.is_by_rows or self._can_run([row for row, _ in self._engine.lines])
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
-    """See `executor.Executor`; None if rows run the step."""
+    """See `executor.Executor`; None if rows run the step.
+
+    The time outside of segments is that of a restart if a process was started.
+    """
     if self.is_by_rows:
       return None
     owners = {node for row, _ in self._engine.lines for node in row}
     part = len(owners & self._engine.nodes.keys()) / len(owners)
-    return self._plan.passes(secs) * part
+    passes = self._plan.passes(self._ran_secs) * part
+    if self._processes is None or self._processes.num_starts == self._num_starts:
+      return passes
+    return passes + account_lib.NodeTime(restart=max(0.0, secs - self._ran_secs))
 
   def put_sums(self) -> None:
     """Gives local nodes the gradient sums of their stages."""
@@ -333,6 +340,7 @@ class Programs:
       for run in left.values():
         run.segments.finish(is_lost=not lost.isdisjoint(run.nodes))
       span_secs = start_secs, time.perf_counter()
+      self._ran_secs += span_secs[1] - start_secs
       measured = (recorder_lib.MeasuredInstruction(*one, *span_secs) for one in passes)
       self.in_segments = [*self.in_segments, *measured]
 

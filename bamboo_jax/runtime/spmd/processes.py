@@ -148,6 +148,7 @@ class ProcessRing:
     memory: Shared with it.
     segments: Those of this step, which save what a child has left before it is replaced.
     running: The nodes whose programs run now, with its own; () between two runs.
+    num_starts: How often a child has joined a ring.
 
   Args:
     number: The node of this worker.
@@ -175,6 +176,7 @@ class ProcessRing:
     self._compiler: _Process | None = None
     self._lock = threading.Lock()  # Of the compiler.
     self.running: tuple[base.NodeId, ...] = ()
+    self.num_starts = 0
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
     self.segments: list[ChildSegments] = []
@@ -265,6 +267,7 @@ class ProcessRing:
   def _start(self, nodes: tuple[base.NodeId, ...]) -> None:
     """Lets JAX start in the children of all `nodes`: the first one listens."""
     rank, self._is_new = nodes.index(self._number), False
+    self.num_starts += 1
     if rank:
       name = self._receive(nodes[0])
       if not name:

@@ -116,8 +116,8 @@ def split_step(
   """Returns the time of all nodes in a step, those that died in it included.
 
   Unaccounted time is the bubble. Threads measure the parts, which may overlap a
-  little; an excess over the available time is cut from `recovery` first, then
-  from `redundant`, `communication` and `useful`.
+  little; an excess over the available time is cut from `restart` first, then from `recovery`,
+  `redundant`, `communication` and `useful`.
 
   Args:
     before: The layout at its start, with spares.
@@ -134,7 +134,7 @@ def split_step(
   )
   worked, secs = step.measured.passes + joint * len(trained), step.secs - step.idle_secs
   left, parts = len(trained) * secs, {}
-  for kind in ("useful", "communication", "redundant", "recovery"):
+  for kind in ("useful", "communication", "redundant", "recovery", "restart"):
     parts[kind] = min(getattr(worked, kind), left)
     left -= parts[kind]
   lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]

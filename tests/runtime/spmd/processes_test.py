@@ -114,6 +114,7 @@ class ProcessRingTest(parameterized.TestCase):
     self.assertEqual([w.rings for w in workers.values()], [{_NODES}] * 3)
     # A worker that hangs between two programs waits for nobody.
     self.assertEqual([w.ring.running for w in workers.values()], [()] * 3)
+    self.assertEqual([w.ring.num_starts for w in workers.values()], [1] * 3)
 
   @parameterized.parameters("join", "load", "load!", "connect", "connect!", "run", "run!")
   def test_a_child_that_fails(self, message):

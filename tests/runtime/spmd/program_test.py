@@ -2,12 +2,14 @@
 
 import itertools
 import re
+import types
 from unittest import mock
 
 from absl.testing import parameterized
 import jax
 import numpy as np
 
+from bamboo_jax.accounting import account
 from tests import samples
 from tests.runtime.spmd import pipelines
 
@@ -47,6 +49,19 @@ class DeathTest(parameterized.TestCase):
     # Each pipeline at first, after the death of each node, and after one elsewhere.
     self.assertLen(made.programs.jobs(lines), 2 * (1 + 3 + 1))
     self.assertLen(made.programs.jobs([*lines]), 2 * (1 + 1))  # Those of another view.
+
+  def test_time_outside_of_segments_is_that_of_a_restart_if_there_was_one(self):
+    made = pipelines.make_three()
+    made.begin()
+    made.advance()
+    plan = types.SimpleNamespace(passes=lambda secs: account.NodeTime(useful=secs))
+    self.assertGreater(ran_secs := made.programs._ran_secs, 0.0)
+    for num_starts, restart in ((3, 0.0), (4, 2.0)):
+      ring = types.SimpleNamespace(num_starts=num_starts)
+      with mock.patch.multiple(made.programs, _plan=plan, _processes=ring, _num_starts=3):
+        found = made.programs.planned_passes(ran_secs + 2.0)
+      self.assertAlmostEqual(found.useful, ran_secs)
+      self.assertAlmostEqual(found.restart, restart)
 
   def test_sums_in_host_memory_compile_nothing(self):
     """As those that a child has computed."""
