@@ -347,9 +347,7 @@ class TableShapes:
     most = num_nodes if self.is_even else self.max_pipelines or num_nodes
     count = min(num_nodes // self.num_stages, most)
     if not count:
-      raise base.InfeasibleError(
-          f"Too few nodes for a pipeline of {self.num_stages}: {num_nodes}."
-      )
+      raise base.InfeasibleError(f"Too few nodes for a pipeline of {self.num_stages}: {num_nodes}.")
     if not self.is_even:
       return (self.smallest,) * count
     each, rest = divmod(num_nodes, count)
