@@ -42,6 +42,7 @@ from bamboo_jax.base.files import (
     is_bucket,
     lock_folder,
     make_temporary,
+    naming,
     open_lock,
     refuse_url,
     remove_temporary,

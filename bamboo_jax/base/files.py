@@ -58,6 +58,15 @@ def find_full(folder: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Has an `OSError` of a `with` block name `path`: a full disk names no file, and some a part."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
 def lock_folder(folder: str | os.PathLike[str], *, waits: bool = False) -> Iterator[None]:
   """Holds an exclusive lock on a folder, made if needed, in a `with` block.
 
@@ -77,8 +86,8 @@ def lock_folder(folder: str | os.PathLike[str], *, waits: bool = False) -> Itera
           "Name another folder, or end that process."
       ) from None
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    with naming(folder):
+      os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
     yield
 
 
@@ -168,10 +177,8 @@ def write_atomically(
   """
   path = pathlib.Path(path)
   data = content.encode() if isinstance(content, str) else content
-  try:
+  with naming(path):
     _replace(path, data, sync=sync, mode=mode)
-  except OSError as error:  # It names a file of ours, or none.
-    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _replace(path: pathlib.Path, data: bytes, *, sync: bool, mode: int) -> None:

@@ -21,6 +21,8 @@ from typing import Any
 from absl import logging
 import msgspec
 
+from bamboo_jax import base
+
 Line = Mapping[str, Any]
 
 _BEGIN = b'{"step"'  # Of every line.
@@ -91,10 +93,8 @@ class MetricsWriter:
       self._file.close()
 
   def _write(self) -> None:
-    try:
+    with base.naming(self.path):
       written = self._file.write(self._unwritten)
-    except OSError as e:
-      raise OSError(e.errno, e.strerror, str(self.path)) from e
     size, whole = len(self._unwritten), self._unwritten.rfind(b"\n", 0, written) + 1
     # The start of a line that was cut off stays there, and is ignored: another
     # member may write before this one can.
@@ -229,7 +229,7 @@ def note_node(workdir: pathlib.Path, event: str, name: str, **facts: Any) -> Non
   about to hit it. Times are on `time.perf_counter`, which all processes of a machine share.
   """
   line = {"at_secs": time.perf_counter(), "event": event, "name": name, **facts}
-  with open(workdir / _NODES, "a") as file:
+  with base.naming(workdir / _NODES), open(workdir / _NODES, "a") as file:
     file.write(json.dumps(line) + "\n")
 
 

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf import hkdf
 from cryptography.x509 import oid
 
+from bamboo_jax import base
 from bamboo_jax.net import addresses
 
 _ROLES = ("agent", "worker")
@@ -153,7 +154,7 @@ def draw_secret(workdir: str | os.PathLike[str]) -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
     fd, drawn = tempfile.mkstemp(dir=file.parent, prefix=".secret.")  # For this user only.
     try:
-      with open(fd, "w") as content:
+      with base.naming(file), open(fd, "w") as content:
         content.write(secrets.token_hex(32))
         content.flush()
         os.fsync(fd)

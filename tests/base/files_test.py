@@ -8,6 +8,8 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.net import identity
 from tests import folders, limits
 
 
@@ -119,3 +121,13 @@ class FilesTest(folders.FolderCase):
     path = self.folder / "no" / "file"
     with self.assertRaisesRegex(FileNotFoundError, f": '{path}'"):
       base.write_atomically(path, "text")
+
+  @parameterized.parameters(
+      ("", lambda folder: base.lock_folder(folder).__enter__()),
+      ("/secret", identity.draw_secret),
+      ("/nodes.jsonl", lambda folder: jsonl.note_node(folder, "start", "n0")),
+  )
+  def test_a_full_disk_is_named(self, name, write):
+    with limits.file_size(0), self.assertRaises(OSError) as caught:
+      write(self.folder)
+    self.assertEqual(caught.exception.filename, f"{self.folder}{name}")
