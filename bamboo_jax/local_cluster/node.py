@@ -89,11 +89,11 @@ def run(
     narrator.close()
   if reason and agent.is_mistake:  # The last line of the log explains it.
     tail = children.read_tail(pathlib.Path(options.log), num_lines=1)
-    raise base.EndedError(tail.removeprefix("error: "))
+    raise base.EndedError(tail.removeprefix("error: ") or reason)
   if reason:
     if "exit status" in reason:  # It was not killed, so its log has the reason.
-      tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
-      reason += f". Its log ends: {tail}"
+      if tail := children.read_tail(pathlib.Path(options.log), num_lines=3):  # No disk is full.
+        reason += f". Its log ends: {tail}"
     raise base.NodeFailedError(f"Node {options.name}: {reason}.")
   return not agent.has_left
 

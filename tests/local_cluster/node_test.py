@@ -92,10 +92,15 @@ class NodeTest(folders.FolderCase):
   @parameterized.parameters(
       (True, base.EndedError, "^no such layer$"),
       (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
+      # Of a full disk.
+      (True, base.EndedError, "^its worker ended with exit status 2$", ""),
+      (False, base.NodeFailedError, r"^Node n0: .*status 2\.$", ""),
   )
-  def test_the_exit_status_says_who_has_failed(self, is_mistake, kind, said):
+  def test_the_exit_status_says_who_has_failed(
+      self, is_mistake, kind, said, told="info: x\nerror: no such layer\n"
+  ):
     log = self.folder / "n0.log"
-    log.write_text("info: x\nerror: no such layer\n")
+    log.write_text(told)
     run = functools.partial(live, "its worker ended with exit status 2")
     with self.assertRaisesRegex(kind, said) as caught:
       self.lead(dict(run=run, is_mistake=is_mistake), log=str(log))
