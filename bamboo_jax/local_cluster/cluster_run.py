@@ -277,8 +277,8 @@ class ClusterRun:
     for name, text in self._cluster.tend().items():
       if not self._cluster.mistake:  # Others end with it, too.
         self._progress.show_text(f"{text}; worker: log {self._logs / name}.log")
-      if full := base.find_full(self.workdir):
-        self._progress.show_text(f"warning: {full}")
+      if fault := self._find_fault():
+        self._progress.show_text(f"warning: {fault}")
     self._strikes.read()  # After agents were polled: a victim tells before it dies.
     is_over, is_stopping = self._is_over, self._is_asked_to_stop
     goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
@@ -291,7 +291,7 @@ class ClusterRun:
     usual_secs, secs = statistics.median(self._step_secs), now_secs - self._told_secs
     if not is_over and secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
       self._told_secs = math.inf  # Once, unless the log has given a reason.
-      why = base.find_full(self.workdir) or "no reason is known yet"
+      why = self._find_fault() or "no reason is known yet"
       self._progress.show_text(
           f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); {why}"
       )
@@ -306,6 +306,16 @@ class ClusterRun:
     if not is_stopping:
       self._start_due(now_secs)
     return True
+
+  def _find_fault(self) -> str:
+    """Returns why nothing can be written to the workdir, "" if it can."""
+    # Agents may have made the folder again, for what they say of themselves.
+    if self._has_stepped and not (self.workdir / "metrics.jsonl").exists():
+      return (
+          f"the files of the run in {self.workdir} are gone: mount the folder again, or if it was "
+          "removed, end the run"
+      )
+    return base.find_full(self.workdir)
 
   def _expects_joins(self) -> bool:
     """Returns whether nodes will still join, after all others were killed."""

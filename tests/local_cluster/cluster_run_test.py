@@ -210,6 +210,17 @@ class RunTest(folders.FolderCase):
     one.tend(99.0)
     self.assertEqual(self.take(), [])  # Before the first step.
 
+  def test_a_folder_that_is_removed_is_named(self):
+    one = self.start_run()
+    self.writer.write_step(2, {"step_ms": 500.0})
+    one.tend(0.0)
+    self.path.unlink()
+    self.take()
+    self.nodes.said = {"n1": "n1 died"}
+    one.tend(9.0)
+    said = rf"the files of the run in {self.folder} are gone: mount the folder again, or if it"
+    self.assertRegex("\n".join(self.take()), rf"n1 died.*\nwarning: {said}.*\npause: no .*; {said}")
+
   def test_a_death_is_told_with_its_logs_and_beside_a_full_disk(self):
     one = self.start_run()
     for self.free, num_lines in ((1 << 20, 1), (0, 2)):
