@@ -191,6 +191,9 @@ class LossLayer:
         )
       weight = jnp.float32(len(next(iter(batch.values()))))
       loss = layer_lib.Loss(jnp.float32(loss) * weight, weight)
+    for name in ("total", "weight"):
+      if not _is_scalar(part := getattr(loss, name)):
+        raise ValueError(f"{name} of a layer.Loss must be a scalar, got {_name_kind(part)}.")
     more = _sum_metrics(told.get("metrics", {}), loss.weight, what="loss")
     new = layer_lib.name_leaves(told["state"]) if self.has_state else stats
     for name in {**stats, **new}:

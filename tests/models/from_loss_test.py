@@ -171,6 +171,11 @@ class FromLossTest(parameterized.TestCase):
       ),
       ("no_keys", "batch_keys must be a tuple of names .* got \\(\\)", dict(batch_keys=())),
       ("one_key", "batch_keys must be .* got 'x'", dict(batch_keys="x")),
+      (
+          "parts",
+          "weight of a layer.Loss must be a scalar, got an array \\(4,\\)",
+          dict(loss=lambda p, b: layer_lib.Loss(p["w"].sum(), b["y"])),
+      ),
       ("pair", "got a tuple of 2. For .* has_aux=True", dict(loss=_aux_loss)),
       *(
           (name, message, dict(loss=loss, has_aux=True))
