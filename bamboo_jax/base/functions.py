@@ -34,8 +34,8 @@ _IN_MODULE = re.compile(r"([^\W\d]\w*(?:\.\w+)*):[^\W\d]\w*")
 
 
 def is_function_name(name: str) -> bool:
-  """Returns whether a name has the form "file.py:function"."""
-  return ":" in name
+  """Returns whether a name has the form "file.py:function"; a path may have a colon, too."""
+  return name.rpartition(":")[2].isidentifier() and ":" in name
 
 
 def find_function(name: str, *, what: str) -> Callable[..., Any]:

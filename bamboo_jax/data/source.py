@@ -62,6 +62,7 @@ def open_source(name: str, shape: Mapping[str, Any], options: Mapping[str, Any])
 
   If a file is missing, `base.DataError` names the option.
   """
+  base.refuse_url("config.data.name", name)
   try:
     return make_source(name, shape, **options)
   except base.MissingFileError as error:

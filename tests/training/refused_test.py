@@ -30,6 +30,10 @@ plan__profile=/no/file
   /no/file
 data__options__vocab_size=99
   vocab_size=99
+data__name="s3://a/b.jsonl"
+  config.data.name='s3://a/b.jsonl' is a URL, must be a path
+data__name="no/12:30.jsonl"
+  No file matches 'no/12:30.jsonl'
 data__options__num_heldout=0
   no held-out samples to evaluate
 """
