@@ -17,6 +17,7 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus, draws
 
 _NUM_SAMPLED = 16  # Records in the fingerprint of a source of records.
+_TOKENS = ("inputs", "targets")  # Arrays that models of the package take for tokens.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +130,11 @@ def from_arrays(arrays: Mapping[str, np.ndarray], *, heldout_fraction: float = 0
     return {n: a[places].astype(kinds[n]) for n, a in arrays.items()}
 
   facts = {"source": "arrays", "sha256": _hash(arrays)}
-  return _make(take, min(sizes.values()), heldout_fraction, facts)
+  made = _make(take, min(sizes.values()), heldout_fraction, facts)
+  tokens = [a for n, a in arrays.items() if n in _TOKENS and a.dtype.kind in "iu" and a.size]
+  # JAX takes a token beyond the end of a table for its last one, without an error.
+  bound = max((int(array.max()) + 1 for array in tokens), default=None)
+  return dataclasses.replace(made, vocab_size=bound)
 
 
 def from_records(records: Sequence[Mapping[str, Any]], *, heldout_fraction: float = 0.02) -> Source:

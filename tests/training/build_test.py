@@ -27,6 +27,10 @@ def make_data():
   return {"x": np.zeros((256, 3), np.float32)}
 
 
+def make_tokens(sequence_length, dtype, token):
+  return dict.fromkeys(("inputs", "targets"), np.full((64, sequence_length), token, dtype))
+
+
 class CheckConfigTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -44,6 +48,16 @@ class CheckConfigTest(parameterized.TestCase):
     config = bamboo_jax.get_config("copies")
     config.model.name, config.data.name = f"{__name__}:make_model", f"{__name__}:make_data"
     with self.assertRaisesRegex(ValueError, "A metric cannot be called 'step_ms', a name that"):
+      build.make_task(accept.accept(config))
+
+  @parameterized.parameters(
+      ("i8", 99, "data has vocab_size=100, more than the model's vocab_size=16"),
+      ("f4", 1, "'inputs' of the data must have integers, got float32"),
+  )
+  def test_refuses_own_tokens(self, dtype, token, message):
+    config = tiny.make_config(data__name=f"{__name__}:make_tokens")
+    config.data.options = {"dtype": dtype, "token": token}
+    with self.assertRaisesRegex(ValueError, message):
       build.make_task(accept.accept(config))
 
   def test_refuses_float64(self):

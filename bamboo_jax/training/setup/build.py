@@ -9,6 +9,7 @@ import functools
 import math
 
 import jax
+import numpy as np
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
@@ -84,6 +85,10 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
     batches = _open_batches(config, model)
     arrays = batches.microbatch(0, 0)
     batch = {k: jax.ShapeDtypeStruct(array.shape, array.dtype) for k, array in arrays.items()}
+    for name, array in arrays.items():
+      is_token = name in model.sample and np.dtype(model.sample[name].dtype).kind == "i"
+      if is_token and array.dtype.kind not in "iu":
+        raise base.DataError(f"Array {name!r} of the data must have integers, got {array.dtype}.")
   if not model.sample:  # One of the user's own.
     sample = {k: jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for k, one in batch.items()}
     model = dataclasses.replace(model, sample=sample)
