@@ -50,7 +50,8 @@ if not (_PACKAGE / "launch").is_dir():
   _CODE += [_PACKAGE.parent / name for name in _BESIDE]
 _LIBRARIES = ("jax", "ml_collections", "numpy", "scipy")
 _MAX_READ_BYTES = 2**26
-_NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
+# Perhaps of files: words, and whole texts in quotes, as a path may have spaces and dots.
+_NAMES = *(re.compile(f"(?<={q})[^{q}\\n]+(?={q})") for q in "'\""), re.compile(r"[\w./+-]+[.]\w+")
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
 _QUIET_SECS = 5.0  # After them a line says how much is left.
@@ -360,7 +361,8 @@ def _name_results(jobs: Sequence[str]) -> list[str]:
   read = functools.cache(_digest_named)
   names = []
   for job in jobs:
-    named = itertools.chain.from_iterable(map(read, _NAMES.findall(job)))
+    found = [name for pattern in _NAMES for name in pattern.findall(job)]
+    named = itertools.chain.from_iterable(map(read, found))
     names.append(hashlib.sha256(f"{job} {sorted({*named})}".encode()).hexdigest())
   return names
 

@@ -25,6 +25,7 @@ _ROOT = folders.ROOT
 distributed = late.Library("distributed")
 
 _DEADLINE_SECS = 60.0
+_SPACED = ("a.b/my trace.csv", "a.b/it's mine.csv")
 
 
 def square(x):
@@ -126,10 +127,12 @@ class SweepTest(folders.FolderCase):
 
   def test_edited_files(self):
     """Code and files that a job names are part of its key."""
-    for name in ("f.py", "f_neighbour.py", "profile.json", "other.json"):
+    (self.folder / "a.b").mkdir()
+    for name in ("f.py", "f_neighbour.py", "profile.json", "other.json", *_SPACED):
       (self.folder / name).touch()
     names = [f"--config.model.name={self.folder}/f.py:make", "a", "a" * 300]
-    jobs = [(names, {"profile": f"{self.folder}/profile.json"})]
+    spaced = [f"{self.folder}/{name}" for name in _SPACED]
+    jobs = [(names, {"profile": f"{self.folder}/profile.json"}, spaced)]
     where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
     run(str, jobs, where)
     for edited, is_kept in (
@@ -137,6 +140,7 @@ class SweepTest(folders.FolderCase):
         ("profile.json", False),
         ("f.py", False),
         ("f_neighbour.py", False),
+        *((name, False) for name in _SPACED),
     ):
       for file in where.folder.iterdir():
         file.write_bytes(pickle.dumps("kept"))
