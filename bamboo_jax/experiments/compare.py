@@ -74,11 +74,11 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-  """One trace at one setting, which is in the config; None for the main trace."""
+  """One trace at one setting, a value in the config, as text; None for the main trace."""
 
   config: Config
   preemptions: Preemptions
-  setting: Any = None
+  setting: str | None = None
 
 
 def run(
@@ -111,7 +111,7 @@ def run(
   for value in sweep.values:
     one = config.changed({sweep.field: value})
     seeds = range(1 if preemptions.files else sweep.num_seeds)
-    plays += [Play(one.changed({"seed": one.seed + i}), preemptions, value) for i in seeds]
+    plays += [Play(one.changed({"seed": one.seed + i}), preemptions, str(value)) for i in seeds]
   trace = preemptions.read(config)
   for one in {play.setting: play for play in plays}.values():  # Raises errors before all runs.
     prices_lib.find_or_standard(one.config.cost)
@@ -127,7 +127,7 @@ def run(
   num_events = sum(outcome.num_events for outcome, _ in results)
   cpu_secs = sum(secs for _, secs in results)
   print(f"runs={len(results)} events={num_events} cpu_secs={cpu_secs:.1f}")
-  settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
+  settings: dict[str | None, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
       settings.setdefault(one.setting, {}).setdefault(policy, []).append(outcome)
@@ -194,7 +194,7 @@ def play(job: tuple[str, Play]) -> tuple[loop.Outcome, float]:
 
 
 def _rows(
-    field: str, setting: Any, outcomes: Mapping[str, Sequence[loop.Outcome]]
+    field: str, setting: str | None, outcomes: Mapping[str, Sequence[loop.Outcome]]
 ) -> list[output.Row]:
   """Returns the lines of `summary.csv` of a setting: means, the policy of most value first.
 
@@ -226,7 +226,7 @@ def _rows(
         {
             "policy": policy,
             "field": field,
-            "setting": str(setting),
+            "setting": setting,
             "num_runs": len(found),
             **output.estimates({"throughput_samples_per_sec": [a.samples_per_sec for a in own]}),
             "cost_usd_per_hour": mean(a.usd_per_hour for a in own),

@@ -129,6 +129,11 @@ class CompareTest(parameterized.TestCase):
     names = ("throughput_samples_per_sec", "usd_per_million_samples", "restarts_per_hour")
     self.assertEqual([row[name] for name in names], ["0", "", "0"])
 
+  def test_settings_as_they_are_given(self):
+    sweep = compare.Sweep("study.trace.nodes_per_zone", ([2, 3], (3, 3)), num_seeds=1)
+    rows, _ = run({"study.trace.hours": 0.01}, policies=("checkpoint",), sweep=sweep)
+    self.assertEqual([row["setting"] for row in rows], ["", "[2, 3]", "(3, 3)"])
+
   def test_labels_have_units(self):
     for field, label in (
         ("study.trace.hazard_per_node_hour", "preemptions per node and hour"),
