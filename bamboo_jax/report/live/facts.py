@@ -219,8 +219,11 @@ def find(known: Known) -> Value:
   late = [{"step": l["step"], "kind": l["event"], "text": events.describe(l)} for l in late]
   standing = None
   if known.run:
-    told = json.dumps([status.get("layout", {}), status.get("ladder", {})])
-    standing = _judge(told, known.run.view)
+    view = known.run.view
+    # The first layout of a life is told before its nodes have met: none of them is dead.
+    has_met = view.members or view.number > view.run
+    told = json.dumps([status.get("layout", {}) if has_met else {}, status.get("ladder", {})])
+    standing = _judge(told, view)
   nodes = _find_nodes(known, recoveries, standing)
   totals, price, secs = history.totals, known.price, history.totals.secs
   usd = 0.0 if price is None else price.usd_per_hour(known.market) / 3600

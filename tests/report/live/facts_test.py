@@ -254,6 +254,15 @@ class FactsTest(absltest.TestCase):
     got = self.render(facts.StoredRun(views.EMPTY, [], {}, _CONFIG))
     self.assertIn("starting", got)
 
+  def test_a_layout_whose_nodes_have_not_met(self):
+    told = run(roles=_TWO[:1], registered=nodes(2))
+    del told.status["steps"]
+    begun = views.begin_run(told.view, "all agents have ended")
+    for view, number in ((views.EMPTY, ""), (begun, " view=5")):
+      lines = self.render(dataclasses.replace(told, view=view))
+      self.assertEqual(lines[:2], [f"run=mine{number} num_steps=9", "starting"])
+      self.assertIn("n1    b     joining", lines)
+
 
 class HistoryTest(absltest.TestCase):
 
