@@ -392,9 +392,7 @@ class Worker:
           f"This node finds checkpoints up to step {state.steps}, other nodes "
           f"up to {agreement.steps}; all nodes need the same workdir."
       )
-    if agreement.lost:
-      self._deaths.add(agreement, agreed_at_secs)
-    self._deaths.absent -= cohort.view.numbers
+    self._deaths.add(agreement, agreed_at_secs)
     known = {*state.damaged, *(d for s in statuses for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain()

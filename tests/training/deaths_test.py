@@ -98,7 +98,11 @@ class DeathsTest(parameterized.TestCase):
     self.deaths.absent = frozenset({1})
     self.deaths.add(make_agreement(), 10.5)
     self.deaths.add(make_agreement(lost=frozenset({-2})), 10.5)  # Its number is another's now.
+    self.cohort.view = members.view(2, 0, 1, 2)  # A late node, which has nothing yet.
+    self.deaths.add(make_agreement(), 10.5)
     self.assertEmpty(self.deaths.recoveries)
+    self.deaths.add(make_agreement(), 10.5)  # It has died since.
+    self.assertLen(self.deaths.recoveries, 1)
 
   def test_an_answer_that_was_not_carried_out(self):
     """A node dies once, though it is lost in each view until there is another layout."""

@@ -35,7 +35,7 @@ class Deaths:
         recovery.step = base.StepId(steps + 1)
 
   def add(self, agreement: agreement_lib.Agreement, agreed_at_secs: float) -> None:
-    """Notes the loss of nodes that led to the present view.
+    """Notes the loss of nodes that led to the present view, if any, and who has come by now.
 
     Nodes lost in a view before, whose answer was not carried out, are lost still: they died
     once, and get the new answer. `agreed_at_secs` is on `time.perf_counter`.
@@ -43,6 +43,7 @@ class Deaths:
     cohort, change = self._state.cohort, agreement.change
     view, victims = cohort.view.number, agreement.victims
     new = {n for n in agreement.lost if n >= 0} - self.absent  # See `Layout.without_numbers`.
+    self.absent -= cohort.view.numbers
     for recovery in self.recoveries:
       if recovery.step_end_at_secs is None and not agreement.lost.isdisjoint(recovery.nodes):
         recovery.rung, recovery.reason = change.rung, change.reason
