@@ -23,6 +23,7 @@ import types
 from bamboo_jax.cluster import copies
 
 _SERVER = "from tests import forks; forks.serve()"
+_SERVERS = {}  # By process. No `functools.cache`, which conftest clears.
 
 
 def run(arguments, *, cwd, env, timeout_secs):
@@ -40,7 +41,9 @@ def run(arguments, *, cwd, env, timeout_secs):
         "files": [str(out), str(err)],
         "timeout_secs": timeout_secs,
     }
-    server = _start_server(os.getpid())
+    if os.getpid() not in _SERVERS:
+      _SERVERS[os.getpid()] = _start_server()
+    server = _SERVERS[os.getpid()]
     server.stdin.write(json.dumps(order) + "\n")
     server.stdin.flush()
     code = json.loads(server.stdout.readline())
@@ -50,8 +53,7 @@ def run(arguments, *, cwd, env, timeout_secs):
   return subprocess.CompletedProcess(arguments, code, *texts)
 
 
-@functools.cache
-def _start_server(unused_pid):
+def _start_server():
   server = subprocess.Popen(
       [sys.executable, "-c", _SERVER],
       cwd=pathlib.Path(__file__).parents[1],

@@ -24,6 +24,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 
 from absl import logging
 
@@ -33,6 +34,7 @@ from bamboo_jax.cluster import records
 
 _READ = "read."  # Begins the names of folders that are read.
 _NUM_THREADS = 8  # That copy files at once.
+_MOST_TRIES, _RETRY_SECS = 10, 0.02  # Of removing a folder.
 _TIMEOUT = datetime.timedelta(seconds=60)  # Of all tries of a request.
 
 
@@ -105,13 +107,24 @@ class LocalPlace:
     """Removes a file or folder; warns if it cannot."""
     for found in self._path.glob(path):
       try:
-        shutil.rmtree(found) if found.is_dir() else found.unlink()
+        _remove_tree(found) if found.is_dir() else found.unlink()
         for parent in found.relative_to(self._path).parents[:-1]:
           (self._path / parent).rmdir()
       except OSError as error:
         # Other processes may remove it too, or have items there.
         if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
           logging.warning("Cannot remove %s: %s.", found, contents.describe_error(error))
+
+
+def _remove_tree(path: pathlib.Path) -> None:
+  """Removes a folder, in which a save that has just failed may still make files for a moment."""
+  for tries_left in reversed(range(_MOST_TRIES)):
+    try:
+      return shutil.rmtree(path)
+    except OSError as error:
+      if error.errno != errno.ENOTEMPTY or not tries_left:
+        raise
+      time.sleep(_RETRY_SECS)
 
 
 class BucketPlace:

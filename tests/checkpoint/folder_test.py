@@ -436,6 +436,20 @@ class FolderTest(folders.FolderCase):
     with self.assertRaisesRegex(base.CheckpointError, "File exists"):
       _make_folder(self.root / "file", keep=1)
 
+  def test_a_save_that_has_just_failed_may_still_make_files(self):
+    left, remove = self.root / "4" / "v1.2-a" / "node3.tmp", shutil.rmtree
+    left.mkdir(parents=True)
+    busy = [OSError(errno.ENOTEMPTY, "Directory not empty")] * 3
+
+    def rmtree(path):
+      if busy:
+        raise busy.pop()
+      remove(path)
+
+    with mock.patch.object(shutil, "rmtree", rmtree):
+      self.folder.place.remove("4/v1.2-a/node3.*")
+    self.assertEqual(os.listdir(self.root), [])
+
   def test_full_disk_keeps_the_previous_checkpoint(self):
     self.save(2)
     with self.assertNoLogs("absl"), limits.file_size(1 << 18):
