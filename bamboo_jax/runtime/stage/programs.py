@@ -69,7 +69,8 @@ class UnitPrograms:
     self.unit, self._mesh = unit, mesh
     # Held while one is traced, because `backward` needs results of `forward`.
     self._lock = threading.RLock()
-    self._join_vjp: compat.JoinVjp | None = None
+    # By the mesh in which passes are traced: what `jax.vjp` returns holds for no other one.
+    self._join_vjps: dict[Any, compat.JoinVjp] = {}
     self._compiled: dict[tuple[str, places.Place], jax.stages.Compiled] = {}
     # Shapes of the parameters in the dtypes that passes read, see `find_copies`.
     self.copies = self._find_copies()
@@ -203,7 +204,7 @@ class UnitPrograms:
     run = lambda params, inputs: self._apply(params, stats, inputs, batch, *counters)
     run = remat.checkpoint(run, remat.of_units(self.unit.remat))
     outputs, vjp, stats = jax.vjp(run, widen(params), inputs, has_aux=True)
-    self._join_vjp, residuals = compat.split_vjp(vjp)
+    self._join_vjps[jax.sharding.get_abstract_mesh()], residuals = compat.split_vjp(vjp)
     loss = None
     if self.unit.is_last:
       outputs, loss = None, outputs
@@ -229,8 +230,8 @@ class UnitPrograms:
       grad: base.PyTree,
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
-    assert self._join_vjp is not None, "forward is traced first"
-    vjp = self._join_vjp((widen(params), inputs), saved.residuals)
+    join_vjp = self._join_vjps[jax.sharding.get_abstract_mesh()]  # Forward is traced first.
+    vjp = join_vjp((widen(params), inputs), saved.residuals)
     if self.unit.is_last:
       zeros = [0.0] * (1 + len(self.unit.metrics))
       grad = jnp.array([1.0, *zeros], jnp.float32)  # Only of the loss.
