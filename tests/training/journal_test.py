@@ -424,6 +424,8 @@ class JournalTest(folders.FolderCase):
     self.restart(0, step=1)  # Then they repeat step 2.
     self.assertEqual(self.steps(), [1])
     self.assertEmpty(self.lines("pause"))
+    self.nodes[0].explain_wait("waiting: 1 more.", acts=True)  # As the writer.
+    self.assertLen(self.lines("pause"), 1)
 
   @parameterized.parameters(1, 2)
   def test_recoveries_outlive_writers_and_come_once(self, num_dead):
