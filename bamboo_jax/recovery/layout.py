@@ -172,7 +172,10 @@ class Layout:
     return dataclasses.replace(self, detours=left)
 
   def without_numbers(self, numbers: Collection[base.NodeId]) -> "Layout":
-    """Returns this layout with numbers below 0 for the dead nodes of `numbers`, of no detour."""
+    """Returns this layout with its nodes of `numbers` renamed, so that live nodes may have these.
+
+    The new names are below 0: no node has them. The nodes must be dead, and in no detour.
+    """
     every = {n for p in self.pipelines for n in p.roles.owners}
     names = {n: base.NodeId(-1 - n if n in numbers else n) for n in every}
     return dataclasses.replace(self, pipelines=tuple(p.renumbered(names) for p in self.pipelines))

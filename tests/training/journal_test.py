@@ -27,7 +27,7 @@ from bamboo_jax.training.record import (
     workdir as workdir_lib,
 )
 from bamboo_jax.training.setup import accept, job as job_lib, sizes
-from tests import folders, layouts, tiny
+from tests import folders, layouts, limits, tiny
 from tests.training import deaths_test
 
 _OWNERS = ((0, 1), (2, 3))
@@ -421,6 +421,9 @@ class JournalTest(folders.FolderCase):
       node.explain_wait("waiting: 2 more.", acts=number == 4)
     pause = {"step": 3, "event": "pause", "reason": "waiting: 2 more."}
     self.assertEqual(self.lines("pause"), [pause])
+    with limits.file_size(0), self.assertLogs("absl", "WARNING") as logged:
+      self.nodes[4].explain_wait("waiting: 3 more.", acts=True)  # A full disk ends no wait.
+    self.assertIn("metrics.jsonl", logged.output[0])
     self.restart(0, step=1)  # Then they repeat step 2.
     self.assertEqual(self.steps(), [1])
     self.assertEmpty(self.lines("pause"))

@@ -278,7 +278,7 @@ def make_state(number):
 class FetchTest(absltest.TestCase):
 
   def make(self, number):
-    """Returns what a process with one node remembers, beside another."""
+    """Returns the `RunState` of a process with node `number`, one of two."""
     exchange = transport_lib.Transport(
         number,
         run="r",

@@ -189,10 +189,13 @@ class Journal:
     """Explains a wait for nodes; without a layout nobody writes, so the one that `acts` does."""
     self.explain(reason)
     if acts and not self._state.layout.nodes:
-      lines = (reader := jsonl.MetricsReader(self._workdir.metrics)).read()
-      step = 1 + max((line["step"] for line in jsonl.fold(lines)), default=0)
-      with contextlib.closing(self._append_to(reader.life)) as writer:
-        writer.write_step(step, {"event": "pause", "reason": reason})
+      life, lines = self._read()
+      step = 1 + max((line["step"] for line in lines), default=0)
+      try:
+        with contextlib.closing(self._append_to(life)) as writer:
+          writer.write_step(step, {"event": "pause", "reason": reason})
+      except OSError as error:  # The wait goes on, with a full disk as well.
+        logging.warning("Why this run waits is not in its log: %s", error)
 
   def count_compiled(self, num_done: int, num_programs: int) -> None:
     """Explains a pause every few seconds by the number of compiled programs."""
@@ -357,18 +360,23 @@ class Journal:
 
   def _open(self, step: int, *, begins: bool = False) -> Sequence[jsonl.Line]:
     """Opens the journal after `step`; reads the totals, and returns its lines."""
+    life, lines = self._read()
+    self._totals = account_lib.read_last(lines, up_to_step=None if begins else step)
+    rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
+    self._unit = next(iter(rates), self._unit)  # It stays what it was.
+    self._lines = self._append_to(life + begins)
+    self._open_loggers(step)
+    return lines
+
+  def _read(self) -> tuple[int, Sequence[jsonl.Line]]:
+    """Returns the newest life in the journal, and its lines that count."""
     try:
       self._workdir.pull()  # A member on another machine may have written it so far.
     except OSError as error:
       logging.warning("%s", error)
     reader = jsonl.MetricsReader(self._workdir.metrics)
     lines = jsonl.fold(reader.read())
-    self._totals = account_lib.read_last(lines, up_to_step=None if begins else step)
-    rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
-    self._unit = next(iter(rates), self._unit)  # It stays what it was.
-    self._lines = self._append_to(reader.life + begins)
-    self._open_loggers(step)
-    return lines
+    return reader.life, lines
 
   def _append_to(self, life: int) -> jsonl.MetricsWriter:
     locks = bool(self._workdir.url)

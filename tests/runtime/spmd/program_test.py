@@ -1,4 +1,4 @@
-"""What a program is made of; its sums are the same whoever dies between two segments."""
+"""Programs of segments: their instructions, and their sums after a death between two segments."""
 
 import itertools
 import re
