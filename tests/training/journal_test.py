@@ -414,6 +414,7 @@ class JournalTest(folders.FolderCase):
     self.begin()
     self.train(1, 2)
     self.nodes = {}
+    pulled = self.enterContext(mock.patch.object(self.workdir, "pull"))
     for number in (4, 5):
       node = self.join(number)
       node._state.steps, node._state.layout = -1, layout_lib.Layout()
@@ -421,6 +422,7 @@ class JournalTest(folders.FolderCase):
       node.explain_wait("waiting: 2 more.", acts=number == 4)
     pause = {"step": 3, "event": "pause", "reason": "waiting: 2 more."}
     self.assertEqual(self.lines("pause"), [pause])
+    pulled.assert_called_once()  # Another machine may have the log.
     with limits.file_size(0), self.assertLogs("absl", "WARNING") as logged:
       self.nodes[4].explain_wait("waiting: 3 more.", acts=True)  # A full disk ends no wait.
     self.assertIn("metrics.jsonl", logged.output[0])
